@@ -29,6 +29,7 @@
     │   ├── SchemaInUse        instances or workers use the schema that would be removed
     │   └── SchemaConflict     holds objects that are not gen_durable's, or the layout of an unreleased version
     ├── DatabaseRefused        the database rejected the call: a missing privilege, a changed schema
+    ├── QuotaExceeded          the login has used up a quota: try again later
     ├── DatabaseUnavailable    the database was not reachable in time
     └── EmbeddedUnavailable    no DSN is configured and the embedded server cannot run
 
@@ -216,6 +217,18 @@ class SchemaConflict(SchemaError):
 
 class DatabaseRefused(GenDurableError):
     """The database rejected the call: a privilege is missing, or the schema was changed."""
+
+
+class QuotaExceeded(GenDurableError):
+    """The login has used up a quota of `gen-durable grant`. Nothing was written: the same call may succeed later.
+
+    `retry_after` is the number of seconds after which a quota of inserts per second allows the call; None if that is
+    unknown, because instances must end first, or if the call is larger than the quota.
+    """
+
+    def __init__(self, message: str, *, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
 
 
 class DatabaseUnavailable(GenDurableError):

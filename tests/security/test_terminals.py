@@ -75,6 +75,9 @@ COMMANDS: dict[str, list[list[str]]] = {
     "retry": [["retry", "--key", BAD], ["retry", "1"], ["retry", BAD]],
     "rm": [["rm", "--key", BAD], ["rm", "5"], ["rm", BAD]],
     "doctor": [["doctor"], ["doctor", "--schema", BAD], ["doctor", "--dsn", UNREACHABLE]],
+    "grant": [["grant", BAD, "x"], ["grant", "producer", BAD], ["grant", "producer", "x", "--machine", BAD]],
+    "revoke": [["revoke", BAD, "x"], ["revoke", "producer", BAD], ["revoke", "client", "x", "--queue", BAD]],
+    "grants": [["grants"], ["grants", "--dsn", UNREACHABLE], ["grants", "--schema", BAD]],  # tests/cli/test_grants.py
     "graph": [["graph", target] for target in (BAD, f"{BAD}:x", f"json:{BAD}", "hostile_shop:Shop")],
     "uninstall": [["uninstall"], ["uninstall", "--yes"], ["uninstall", "--yes", "--force"]],
     "limits": [["limits"]],

@@ -116,7 +116,7 @@ def test_a_batch_has_a_bound(store: Store) -> None:
         " array_fill('s'::text, array[{n}]), array_fill('1'::jsonb, array[{n}]), array_fill('q'::text, array[{n}]),"
         " '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}')"
     )
-    with pytest.raises(SqlError, match="at most 10000 instances go in one call, got 10001"):
+    with pytest.raises(SqlError, match="at most 10000 elements go in one call, got 10001"):
         store.sql(call.format(n=MAX_BATCH + 1))
     assert store.sql(call.format(n=MAX_BATCH))[0]["n"] == MAX_BATCH
 

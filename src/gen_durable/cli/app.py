@@ -13,6 +13,7 @@ import typer.rich_utils
 from gen_durable.cli.console import EscapingCommandGroup, is_color_disabled, print_line
 from gen_durable.cli.demo.command import demo
 from gen_durable.cli.doctor import doctor
+from gen_durable.cli.grants import grant, grants, revoke
 from gen_durable.cli.graph import graph
 from gen_durable.cli.history import history
 from gen_durable.cli.instance import cancel, retry, rm, signal
@@ -69,6 +70,7 @@ _EPILOG = """
 [bold]Maintain[/bold]
   gen-durable doctor                         check every invariant
   gen-durable limits                         show the use of each limit
+  gen-durable grants                         list what single logins may insert
   gen-durable graph shop.checkout:Checkout   draw the steps of a machine
   gen-durable reencrypt                      encrypt payloads with the new key
   gen-durable uninstall                      remove the schema and its data
@@ -129,6 +131,9 @@ app.command()(cancel)
 app.command()(retry)
 app.command()(rm)
 app.command()(doctor)
+app.command()(grant)
+app.command()(revoke)
+app.command()(grants)
 app.command()(graph)
 app.command()(reencrypt)
 app.command()(uninstall)

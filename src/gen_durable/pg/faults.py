@@ -111,6 +111,13 @@ def detail_and_hint_of(error: BaseException) -> tuple[str | None, str | None]:
     return getattr(error, "detail", None), getattr(error, "hint", None)
 
 
+def table_of(error: BaseException) -> str | None:
+    """The table that a server error names."""
+    diagnostics = getattr(error, "diag", None)  # psycopg
+    name = getattr(error, "table_name", None) if diagnostics is None else diagnostics.table_name
+    return name if isinstance(name, str) else None
+
+
 def message_of(error: BaseException) -> str:
     """The message of a server error, without DETAIL and HINT."""
     if isinstance(error, asyncpg.PostgresError):

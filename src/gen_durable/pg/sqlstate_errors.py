@@ -5,8 +5,8 @@ Messages never repeat the server's own text, which may quote a payload; the SQL 
 
 from __future__ import annotations
 
-from gen_durable.errors import DatabaseRefused, Duplicate, GenDurableError, InputError, UnknownLimit
-from gen_durable.pg.faults import READ_ONLY_DATABASE, detail_and_hint_of, message_of, sqlstate
+from gen_durable.errors import DatabaseRefused, Duplicate, GenDurableError, InputError, QuotaExceeded, UnknownLimit
+from gen_durable.pg.faults import READ_ONLY_DATABASE, detail_and_hint_of, message_of, sqlstate, table_of
 
 
 def to_library_error(error: BaseException, operation: str, schema: str) -> GenDurableError:
@@ -21,8 +21,14 @@ def to_library_error(error: BaseException, operation: str, schema: str) -> GenDu
             return InputError(f"{operation}: {message_of(error)}")
         case "GD006":  # raised by require_read_committed.sql
             return InputError(f"{operation}: {message_of(error)}: use READ COMMITTED for it")
+        case "GD007":  # raised by take_quota.sql
+            detail, hint = detail_and_hint_of(error)
+            retry_after = float(detail) if detail else None
+            return QuotaExceeded(f"{operation}: {message_of(error)}. {hint}", retry_after=retry_after)
         case "25006":
             return DatabaseRefused(f"{operation}: {READ_ONLY_DATABASE}")
+        case "42501" if table_of(error) == "grants":  # raised by require_granted.sql
+            return DatabaseRefused(f"{operation}: {message_of(error)}. {detail_and_hint_of(error)[1]}")
         case "42501":
             return DatabaseRefused(
                 f"{operation}: permission denied: this login may not do that in schema {schema!r}; if it should, grant "

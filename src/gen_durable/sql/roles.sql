@@ -202,6 +202,9 @@ begin
     if one.word = any (viewer) then execute format('grant execute on function %s to @viewer', one.name); end if;
     if one.word = any (admin) then execute format('grant execute on function %s to @admin', one.name); end if;
   end loop;
+  -- A role that is created later may get the number of a dropped login, and would get its grants.
+  delete from @schema.restricted_logins restricted
+  where not exists (select from pg_catalog.pg_roles r where r.oid = restricted.login);
   update @schema.installation set roles = '@prefix';
 end
 $roles$;

@@ -52,6 +52,11 @@ class Schema:
         """The statement that creates the index on metadata. Run it outside a transaction."""
         return self.render(_SQL.joinpath("metadata_index.sql").read_text("utf-8"))
 
+    @property
+    def live_index_script(self) -> str:
+        """The statement that creates the index on the live instances of a login. Run it outside a transaction."""
+        return self.render(_SQL.joinpath("live_index.sql").read_text("utf-8"))
+
     def roles_script(self, prefix: str) -> str:
         """The SQL that creates PREFIX_owner, _worker and the others of `ROLES`, and grants them their rights."""
         if _NAME.fullmatch(prefix) is None or prefix.startswith("pg_"):
@@ -144,7 +149,7 @@ def own_objects(schema: Schema) -> OwnObjects:
         return sorted(set(re.findall(rf'^create (?:or replace )?{kind} "{schema.name}"\.(\w+)', text, re.MULTILINE)))
 
     index = re.compile(r"create (?:unique )?index (?:concurrently )?(?:if not exists )?(\w+)")
-    indexes = sorted(set(index.findall(f"{text}\n{schema.metadata_index_script}")))
+    indexes = sorted(set(index.findall("\n".join([text, schema.metadata_index_script, schema.live_index_script]))))
     return OwnObjects(created("table"), created("view"), created("type"), created("function"), indexes)
 
 

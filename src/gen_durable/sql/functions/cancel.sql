@@ -38,7 +38,7 @@ declare
   unblocked text[];
   listed_ids bigint[];  -- targets whose descendants are cancelled after the caller's commit
 begin
-  perform @schema.require_small_call(cardinality(targets));
+  perform @schema.require_small_call(greatest(cardinality(targets), cardinality(keys)));
   select array_agg(coalesce(given.id, holder.id) order by given.ord) into target_ids
   from unnest(targets, keys) with ordinality as given (id, key, ord)
   left join lateral (

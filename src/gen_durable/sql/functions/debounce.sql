@@ -12,6 +12,8 @@
 -- may have been the next of its gates, so these are listed in cascades, as by a cancel in a caller's transaction.
 -- For a login that may change only its own instances (may_change_others.sql), the key of another is 'taken'; its row is
 -- not locked.
+-- The grants of the login (require_granted.sql) are checked for a new instance, and for the queue and priority of a
+-- waiting one; a restart counts against no quota.
 -- Index: instances_unique.
 -- Locks: the holder's row, waiting for a pick that claims it; without one the key, as insert.
 -- Guarded by tests/interleavings/test_debounce.py.
@@ -35,7 +37,8 @@ declare
 begin
   for try in 1..20 loop
     select i.id, i.queue, i.fsm = start ->> 'fsm' and i.status = 'runnable' and i.claims = 0 as has_not_begun,
-           i.blocked_on is null and i.token_at is null as moves, i.partition_key, i.slot_key, i.rate_key
+           i.blocked_on is null and i.token_at is null as moves, i.partition_key, i.slot_key, i.rate_key,
+           i.priority
     into waiting
     from @schema.instances i where i.unique_guard = key and (changes_all or i.inserted_by = login)
     for no key update;
@@ -66,6 +69,11 @@ begin
       array[coalesce(debounce.state, start -> 'state', 'null')], array[waiting.queue], '{}',
       array[coalesce((start ->> 'delay')::float8, 0)], '{}', '{}', '{}', '{}', '{}'
     );
+    if session_user <> current_user then
+      perform @schema.require_granted(
+        @schema.session_login(), array[start ->> 'fsm'], array[waiting.queue], array[waiting.priority]
+      );
+    end if;
     update @schema.instances i set
       state = coalesce(debounce.state, start -> 'state', 'null'),
       step = start ->> 'step',

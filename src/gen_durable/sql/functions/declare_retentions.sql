@@ -15,6 +15,9 @@ set jit = off
 set plan_cache_mode = force_generic_plan
 as $$
 begin
+  perform @schema.require_small_call(greatest(
+    cardinality(fsms), cardinality(declares), cardinality(done), cardinality(failed), cardinality(cancelled)
+  ), 100000);
   if not exists (
     select from unnest(fsms, declares, done, failed, cancelled) as given (fsm, declares, done, failed, cancelled)
     left join @schema.retentions stored on stored.fsm = given.fsm

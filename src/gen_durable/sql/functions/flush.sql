@@ -50,6 +50,11 @@ set enable_bitmapscan = off
 as $$
 #variable_conflict use_column
 declare
+  call_size constant int := greatest(
+    cardinality(ids), cardinality(claims), cardinality(seqs), cardinality(kinds), cardinality(steps), cardinality(payloads),
+    cardinality(delays), cardinality(errors), cardinality(parents), cardinality(extras), cardinality(ran_steps),
+    cardinality(started_ago), cardinality(durations)
+  );
   written bigint[];
   parked_places tid[];
   fanout_ids bigint[];         -- parents that begin to wait for children
@@ -66,6 +71,9 @@ declare
   starts_instances constant boolean := 'children' = any (kinds)
     or exists (select from unnest(extras) as extra (value) where extra.value ? 'spawn');
 begin
+  if call_size > 100000 then
+    perform @schema.require_small_call(call_size, 100000);
+  end if;
   if current_setting('transaction_isolation') <> 'read committed' then
     perform @schema.require_read_committed();
   end if;

@@ -10,8 +10,9 @@
 -- notify: wake the workers with the commit, one message per queue; the clients pass false and send their own.
 -- on_conflict: 'raise' (the whole call fails with GD001), 'skip' (the id is null) or 'existing' (the id of the holder).
 -- Returns one row per input row, in input order; blocked_on is the gate that a new row waits for (initial_blocks.sql).
+-- Raises 42501 for what the grants of the login do not allow (require_granted.sql), GD007 above its quotas (take_quota.sql).
 -- Index: instances_unique.
--- Locks: rows are inserted in the order of their keys, so two calls with the same keys wait for each other in one
+-- Locks: the quotas of the login, if it has any (take_quota.sql). Then rows are inserted in the order of their keys, so two calls with the same keys wait for each other in one
 -- direction only (tests/interleavings: insert_insert).
 create or replace function @schema.insert(
   fsms text[],
@@ -43,6 +44,12 @@ as $$
 #variable_conflict use_column
 declare
   total constant int := cardinality(fsms);
+  call_size constant int := greatest(
+    total, cardinality(versions), cardinality(steps), cardinality(states), cardinality(queues), cardinality(priorities),
+    cardinality(partition_keys), cardinality(delays), cardinality(schedule_ats), cardinality(unique_keys),
+    cardinality(unique_scopes), cardinality(limits), cardinality(groups), cardinality(metadatas), cardinality(keeps),
+    cardinality(signals), cardinality(allocated_ids)
+  );
   ids bigint[];            -- the id of each row, if it is inserted
   holders bigint[];        -- the id of the holder of its key, its own if it was inserted
   blocked text[];          -- the gate that a row waits for
@@ -52,16 +59,25 @@ declare
   slot_keys text[];
   rate_keys text[];
   weights int[];
-  -- Only with roles the session user and the user of this function differ.
-  starter constant oid := case when session_user <> current_user then @schema.session_login() end;
+  -- Only with roles the session user and the user of this function differ. As session_login.sql, for a third of its price.
+  starter constant oid := case when session_user <> current_user then to_regrole(quote_ident(session_user))::oid end;
 begin
   if on_conflict is null or on_conflict not in ('raise', 'skip', 'existing') then
     raise exception 'on_conflict must be raise, skip or existing, not %', on_conflict using errcode = '22023';
   end if;
 
+  if call_size > 10000 then
+    perform @schema.require_small_call(call_size);
+  end if;
   perform @schema.require_valid_starts(
     fsms, versions, steps, states, queues, partition_keys, delays, schedule_ats, unique_keys, groups, metadatas, keeps
   );
+  if starter is not null then  -- alone, because a condition with a query costs as much as a query
+    if exists (select from @schema.restricted_logins one where one.login = starter) then
+      perform @schema.require_granted(starter, fsms, queues, priorities);
+      perform @schema.take_quota(starter, total);
+    end if;
+  end if;
 
   -- Ids in input order, so that rows of equal priority run in the order of the input.
   if cardinality(allocated_ids) = 0 then

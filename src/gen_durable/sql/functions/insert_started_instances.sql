@@ -27,6 +27,14 @@ declare
   receivers bigint[];       -- these and those that were not inserted,
   first_signals jsonb[];    -- and their signals
 begin
+  perform @schema.require_small_call(greatest(
+    cardinality(ids), cardinality(insert_started_instances.claims), cardinality(seqs), cardinality(kinds),
+    cardinality(extras)
+  ), 100000);
+  perform @schema.require_small_call(max(jsonb_array_length(listed.starts)), 100000)
+  from unnest(extras) as outcome (extra)
+  cross join lateral (values (outcome.extra -> 'children'), (outcome.extra -> 'spawn')) as listed (starts)
+  where jsonb_typeof(listed.starts) = 'array';
   with source as (
     select outcome.id as starter, case outcome.kind when 'children' then outcome.id end as parent_id,
            case outcome.kind when 'children' then parent.round + 1 end as round, child.*

@@ -60,6 +60,9 @@ set enable_bitmapscan = off
 as $$
 #variable_conflict use_column
 declare
+  call_size constant int := greatest(
+    cardinality(queues), cardinality(demands), cardinality(known), cardinality(free)
+  );
   max_skipped constant int := 2000;  -- after so many skipped rows, return the claims found so far
   max_bytes constant int := 1000000;  -- and after so many bytes of states
   max_groups constant int := 100;  -- after so many groups of blocked rows, report no more of them
@@ -110,6 +113,9 @@ declare
   queues_to_wake text[];
   queue_reports jsonb;
 begin
+  if call_size > 100000 then
+    perform @schema.require_small_call(call_size, 100000);
+  end if;
   for queue_number in 1..cardinality(queues) loop
     queue_name := queues[queue_number];
     demand := demands[queue_number];

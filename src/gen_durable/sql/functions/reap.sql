@@ -35,6 +35,7 @@ declare
   postponed bigint[];        -- ending rows whose parent is locked: left to the next reap
   freed_gates text[];
 begin
+  perform @schema.require_small_call(cardinality(without_history), 100000);
   cascade_due := exists (
     select from (select entry.inserted_at from @schema.cascades entry order by entry.id limit 1) as oldest
     where oldest.inserted_at < now() - interval '2 seconds'

@@ -21,6 +21,10 @@ as $$
 declare
   locked_ids bigint[];
 begin
+  perform @schema.require_small_call(greatest(
+    cardinality(ids), cardinality(record_progress.claims), cardinality(steps), cardinality(branches),
+    cardinality(fractions), cardinality(messages), cardinality(details)
+  ), 100000);
   select coalesce(array_agg(distinct locked_row.id), '{}') into locked_ids
   from (
     select i.id

@@ -28,6 +28,10 @@ declare
   epochs bigint[];   -- and its epoch
   parked bigint[];
 begin
+  perform @schema.require_small_call(greatest(
+    cardinality(ids), cardinality(claims), cardinality(signal_ids), cardinality(reasons),
+    cardinality(fingerprints)
+  ), 100000);
   perform from @schema.instances i where i.id = any (ids) order by i.id for no key update;
   select array_agg(claim.id order by claim.id), array_agg(claim.epoch order by claim.id) into held, epochs
   from (select distinct given.id, given.epoch from unnest(ids, reject_unreadable_signals.claims) as given (id, epoch)) as claim

@@ -20,6 +20,9 @@ set enable_mergejoin = off
 as $$
 #variable_conflict use_column
 begin
+  perform @schema.require_small_call(greatest(
+    cardinality(ids), cardinality(claims), cardinality(delays), cardinality(reasons)
+  ), 100000);
   with given_back as (
     update @schema.instances i set
       -- The reaper ends a row with a pending cancel: it locks the parent in the right order.

@@ -22,6 +22,9 @@ declare
   free bigint[];
   same_row text;
 begin
+  perform @schema.require_small_call(greatest(
+    jsonb_array_length(keys), cardinality(instances), cardinality(former), cardinality(fresh)
+  ), 100000);
   if not source || '.' || part = any (array[
     'instances.state', 'instances.result', 'instances.last_error', 'instances.last_traceback', 'signals.payload',
     'transitions.state', 'transitions.error', 'transitions.traceback', 'checkpoints.value', 'activities.parameters',

@@ -18,14 +18,9 @@ set search_path = pg_catalog, pg_temp
 as $$
 declare
   name_pattern constant text := '^[A-Za-z0-9_.:-]{1,200}$';
-  max_rows constant int := 10000;
   max_seconds constant float8 := 36500 * 86400.0;
   problem text;
 begin
-  if cardinality(fsms) > max_rows then
-    raise exception 'at most % instances go in one call, got %', max_rows, cardinality(fsms) using errcode = '22023';
-  end if;
-
   -- Most calls insert one machine into one queue: then looking at the first name is enough.
   if (
     fsms[1] ~ name_pattern and steps[1] ~ name_pattern and queues[1] ~ name_pattern

@@ -21,6 +21,7 @@ declare
   readmitted bigint[];
   queues text[];
 begin
+  perform @schema.require_small_call(cardinality(ids), 100000);
   perform from @schema.instances i
   where i.id = any (array(select s.target_id from @schema.signals s where s.id = any (ids)))
   order by i.id for no key update;

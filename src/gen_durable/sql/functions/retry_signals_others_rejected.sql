@@ -26,6 +26,9 @@ declare
   targets bigint[];
   locked_targets bigint[];
 begin
+  perform @schema.require_small_call(greatest(
+    cardinality(machines), cardinality(versions), cardinality(fingerprints)
+  ), 100000);
   with visited as materialized (
     select s.id, s.target_id, s.rejected_by from @schema.signals s
     where s.rejection is not null and (s.target_id, s.id) > (after_target, after_signal)

@@ -31,7 +31,9 @@ declare
   totals bigint[];         -- and with those before them of the same name for the same target
   refusals boolean[];      -- whether a large inbox takes no more of the name; null if no inbox is large
 begin
-  perform @schema.require_small_call(cardinality(targets), 100000);  -- as many as the first signals of a batch
+  perform @schema.require_small_call(greatest(
+    cardinality(targets), cardinality(keys), cardinality(names), cardinality(payloads), cardinality(dedup_keys)
+  ), 100000);  -- as many as the first signals of a batch
   perform @schema.require_valid_signals(names, payloads, dedup_keys);
   select array_agg(coalesce(given.id, holder.id) order by given.ord) into resolved
   from unnest(targets, keys) with ordinality as given (id, key, ord)

@@ -10,5 +10,7 @@ set jit = off
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 as $$
-  select i.id from @schema.instances i where i.id = any (ids) order by i.id for no key update skip locked
+  select i.id from @schema.instances i
+  where i.id = any (ids) and @schema.require_small_call(cardinality(ids), 100000)
+  order by i.id for no key update skip locked
 $$;
