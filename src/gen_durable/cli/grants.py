@@ -13,7 +13,7 @@ from rich.table import Table
 
 from gen_durable.cli.console import (
     fail,
-    fail_with,
+    fail_with_error,
     new_console,
     print_json,
     print_line,
@@ -174,7 +174,7 @@ def _run(dsn: str | None, operation: Callable[[PersistentConnection], Awaitable[
             try:
                 return await operation(database.connection)
             except NotFound as error:
-                fail_with(error, 1)
+                fail_with_error(error, 1)
 
     return asyncio.run(run())
 
