@@ -33,10 +33,8 @@ begin
   );
   update @schema.instances i set blocked_on = @schema.gate_name('rate', i.rate_key), token_at = null
   where i.id = any (array(
-    select locked.id from (
-      select i.id, i.token_at from @schema.instances i where i.id = any (scheduled_ids) order by i.id for no key update skip locked
-    ) as locked
-    where locked.token_at > clock_timestamp()
+    select i.id from @schema.instances i where i.id = any (scheduled_ids) and i.token_at > clock_timestamp()
+    for no key update skip locked
   ));
 
   foreach gate in array array[@schema.gate_name('rate', name), @schema.gate_name('slot', name)] loop
