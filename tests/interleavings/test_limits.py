@@ -264,7 +264,9 @@ async def test_enter_enter(exploring: Exploring, calls: StatementBuilder) -> Non
 
 
 ENTER_GATE = """perform from @schema.gate_locks lock
-    where lock.id = @schema.gate_lock_id(@schema.gate_name(case locked_kind when 'rate' then 'rate' else 'slot' end, key))
+    where lock.id = @schema.gate_lock_id(
+      @schema.gate_name(case locked_kind when 'rate' then 'rate' else 'slot' end, key)
+    )
     for no key update;"""
 
 

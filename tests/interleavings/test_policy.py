@@ -67,9 +67,7 @@ async def test_reapply_cancel(exploring: Exploring, calls: StatementBuilder) -> 
     given = rate(3600, 1) + instance(1, rate_key="r", eligible_at=seconds(-9), token_at=seconds(600))
     reapplies: Statement[Any] = Statement(calls.schema.render("select @schema.reapply_limit('r')"), (), list)
     async with exploring(quiet=[*NOT_HERE, "unblock", "unblock_slots", "wake_parents"]) as explorer:
-        report = await explorer.explore(
-            given, [reapplies], [calls.cancel([(1, None)], "why", cascade=False)], over
-        )
+        report = await explorer.explore(given, [reapplies], [calls.cancel([(1, None)], "why", cascade=False)], over)
     assert report.faults == []
 
 

@@ -70,7 +70,7 @@ def test_a_login_without_a_role_stops_nothing(dsn: str, bare_schema: str, own_lo
 
 def test_no_role_can_lock_a_row_of_the_locks(bare_schema: str, own_logins: dict[str, str]) -> None:
     """Nor the table, in a mode that keeps functions from locking its rows."""
-    for login, dsn in own_logins.items():
+    for dsn in own_logins.values():
         with psycopg.connect(dsn, autocommit=True) as connection:
             for statement in (
                 "select from {}.gate_locks for key share",
@@ -80,6 +80,7 @@ def test_no_role_can_lock_a_row_of_the_locks(bare_schema: str, own_logins: dict[
                 "delete from {}.gate_locks",
                 "select {}.lock_limit_gates('slow')",
             ):
-                with pytest.raises(psycopg.errors.InsufficientPrivilege), connection.transaction():
+                connection.execute("begin")
+                with pytest.raises(psycopg.errors.InsufficientPrivilege):
                     connection.execute(statement.format(bare_schema).encode())
-                    pytest.fail(f"{login} may {statement}")
+                connection.execute("rollback")

@@ -79,9 +79,9 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     for name in CALLS:
         original = getattr(StatementBuilder, name)
 
-        def counting(self: StatementBuilder, *args: Any, _name: str = name, _original: Any = original, **kw: Any) -> Any:
+        def counting(self: Any, *args: Any, _name: str = name, _original: Any = original, **named: Any) -> Any:
             counter[_name] += 1
-            return _original(self, *args, **kw)
+            return _original(self, *args, **named)
 
         monkeypatch.setattr(StatementBuilder, name, counting)
     return counter
@@ -127,15 +127,16 @@ async def test_a_flood_costs_a_bounded_number_of_statements(
         return n
 
     async with engine() as e:
-        worker = e.worker(noop, held, poll_interval=NEVER, max_poll_interval=NEVER, reap_interval=None, gc_interval=None)
-        async with worker:
+        polls = {"poll_interval": NEVER, "max_poll_interval": NEVER}
+        async with e.worker(noop, held, reap_interval=None, gc_interval=None, **polls):
             names = list(services_of(e.app).notifier._workers)
             await services_of(e.app).notifier.listener.listening.wait()  # type: ignore[union-attr]
             running = await e.app.insert(held, 1)
             await soon(stop.began.wait())
             with stranger(dsn, schema) as hostile:
                 payloads, channel = hostile_payloads(names, 7), f"{schema}_wake"
-                repeated = ["queue:default", f"check_cancel_requests:{names[0]}", "cancel_children:", "cancel_children:1"]
+                repeated = ["queue:default", "cancel_children:", "cancel_children:1"]
+                repeated.append(f"check_cancel_requests:{names[0]}")
                 sent.clear()
                 tracemalloc.start()
                 tasks = len(asyncio.all_tasks())
@@ -151,7 +152,6 @@ async def test_a_flood_costs_a_bounded_number_of_statements(
                 most_tasks = max(most_tasks, len(asyncio.all_tasks()) - tasks)
                 grown, _ = tracemalloc.get_traced_memory()
                 tracemalloc.stop()
-            print(dict(sent), f"{took:.2f} s, {most_tasks} tasks, {grown} bytes")
             assert sent["pick"] <= BURST + took * PICKS_PER_SECOND + 2 * PICKS_PER_FIND
             assert sent["cancel_requests_of"] <= 2 + took / CHECK_SECONDS
             assert sent["cascade"] <= 2 + took / REQUEST_SECONDS

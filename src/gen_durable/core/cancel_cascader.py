@@ -26,7 +26,9 @@ FIRST_PAUSE: Final = 0.01
 LONGEST_PAUSE: Final = 0.5
 MAX_EMPTY_BATCHES: Final = 10
 REQUEST_SECONDS: Final = 0.05  # messages start a cascade at most so often
-MAX_REQUESTS: Final = 8  # origins that wait for that, and cascades under way; with more of them, one cascade of any origin
+MAX_REQUESTS: Final = (
+    8  # origins that wait for that, and cascades under way; with more of them, one cascade of any origin
+)
 
 
 class FollowUpHandler(Protocol):

@@ -107,7 +107,7 @@ class Picker(BackgroundTask):
         return slots.capacity
 
     def wake_by_message(self, queue: str) -> None:
-        """Another process reports work in a queue, or claims to: pick now, or when the budget for messages allows it."""
+        """A message reports work in a queue, truly or not: pick now, or when the budget for messages allows it."""
         slots = self._slots.queues.get(queue)
         if slots is None or slots.has_work or self._stopping:
             return

@@ -3,7 +3,8 @@
     picker -> claims -> slots -> claim runner -> executor -> committer -> notifier
                  ^ heartbeat, in a thread          reaper, gc: on every worker
 
-`Worker` creates a runtime when it starts; the notifier calls `wake`, `wake_by_message`, `wake_all` and `apply_pending_cancel_requests`.
+`Worker` creates a runtime when it starts; the notifier calls `wake`, `wake_by_message`, `wake_all` and
+`apply_pending_cancel_requests`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Brings a database to this library's schema version.
 
-Many processes may migrate at once: all of it is one transaction under a lock of the table of migrations, which no other
-login may take, and the version is read under that lock. Of sessions that install the first version together, one fails at
-the first object, and tries again. Statements are sent one at a time, so that an error names the one that failed. A lock
-that is not granted in time is given up and requested again later: other sessions would queue behind a migration that
-waits for it. In the end the error names the sessions that hold it.
+Many processes may migrate at once: all of it is one transaction under a lock of the table of migrations, which no
+other login may take, and the version is read under that lock. Of sessions that install the first version together, all
+but one fail at the first object, and try again. Statements are sent one at a time, so that an error names the one that
+failed. A lock that is not granted in time is given up and requested again later: other sessions would queue behind a
+migration that waits for it. In the end the error names the sessions that hold it.
 """
 
 from __future__ import annotations

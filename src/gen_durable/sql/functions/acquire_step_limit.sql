@@ -39,7 +39,9 @@ begin
     exit when policy.kind is null or policy.kind = locked_kind;
     locked_kind := policy.kind;
     perform from @schema.gate_locks lock
-    where lock.id = @schema.gate_lock_id(@schema.gate_name(case locked_kind when 'rate' then 'rate' else 'slot' end, key))
+    where lock.id = @schema.gate_lock_id(
+      @schema.gate_name(case locked_kind when 'rate' then 'rate' else 'slot' end, key)
+    )
     for no key update;
   end loop;
   is_lost := not exists (
