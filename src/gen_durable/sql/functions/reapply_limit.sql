@@ -8,7 +8,7 @@
 -- Index: instances_token_due, instances_blocked, stepping from gate to gate.
 -- Locks: the caller holds the gates of all limits (lock_limit_gates.sql), so rows with SKIP LOCKED: one that is skipped
 -- got its token_at after lock_limit_gates had read them, and keeps it.
--- Guarded by tests/interleavings/test_policy.py (test_policy_cancel), test_lock_order.py, tests/store/test_guards.py.
+-- Guarded by tests/interleavings/test_policy.py (test_reapply_cancel), tests/store/test_guards.py, test_no_waiting.py.
 create or replace function @schema.reapply_limit(name text)
 returns text[]
 language plpgsql

@@ -37,14 +37,14 @@ begin
     raise exception 'limit % is a % limit: remove it before making it a % limit', name, old.kind, kind
       using errcode = 'GD005';
   end if;
+  if changed then
+    perform @schema.lock_limit_gates(name);  -- before updated_at, after which no row is claimed by the old policy
+  end if;
   insert into @schema.limits as stored (name, kind, slots, period, burst, declared)
   values (name, kind, slots, period, burst, declared)
   on conflict on constraint limits_pkey do update set
     slots = excluded.slots, period = excluded.period, burst = excluded.burst,
     declared = coalesce(excluded.declared, stored.declared), updated_at = clock_timestamp();
-  if changed then
-    perform @schema.lock_limit_gates(name);
-  end if;
   if (old.period, old.burst) <> (period, burst) then
     -- Tokens that were taken stay taken, but return at the new pace; a bucket lacks at most `burst` tokens.
     update @schema.rate_buckets bucket set
