@@ -85,7 +85,8 @@ BLOCKED, TOLD, RATE_DUE = "instances_blocked", "instances_token_due", "instances
 POLICIES, BUCKETS, TICKETS = "limits_pkey", "rate_buckets_pkey", "step_slots_key"
 GATE_LOCKS = "gate_locks_pkey"
 HAND_OVER = frozenset({GATE_LOCKS, LIMITED, SLOT, SLOT_DUE, TOLD, POLICIES, BUCKETS, TICKETS})
-# A change of a limit locks the 2,048 gates of limits. The lists of rows and gates are gone through several times; what is thrown away there is no row of the table.
+# A change of a limit locks the 2,048 gates of limits.
+# The lists of rows and gates are gone through several times; what is thrown away there is no row of the table.
 WORKS = {
     "pick of a hundred gates": Work(
         lambda s: s.calls.pick("w", {"g": BATCH}, KNOWN, 60), HAND_OVER | {PICK, BLOCKED}, 20, thrown=8
