@@ -39,6 +39,11 @@ class Finding:
         """Whether the invariant holds."""
         return self.count == 0
 
+    @property
+    def subject(self) -> str:
+        """What the ids of the violations identify."""
+        return _SUBJECTS.get(self.check, "instance")
+
 
 @dataclass(frozen=True, slots=True)
 class StepCount:
@@ -90,6 +95,7 @@ def _leading_comment(sql: str) -> str:
     return " ".join(lines)
 
 
+_SUBJECTS: Final = {"long_lock_holder": "pid", "missing_gate_lock": "lock", "full_notification_queue": "queue"}
 # A check begins with a comment, so it needs a line of its own.
 _FIRST: Final = """select v.id, v.problem, count(*) over () from (
 @check

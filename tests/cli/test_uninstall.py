@@ -156,7 +156,7 @@ def test_another_session_that_uses_a_table(
     before = content(admin, installed)
     with psycopg.connect(dsn) as reader:
         reader.execute(Schema(installed).render("select from @schema.instances").encode())
-        refused(uninstall("--yes"), "Another session uses schema")
+        refused(uninstall("--yes"), f"It is locked by pid {reader.info.backend_pid} (login ")
     assert content(admin, installed) == before
 
 

@@ -274,7 +274,9 @@ async def test_any_thread_may_add(dsn: str, schema: str) -> None:
         thread.join()
 
 
-async def test_close_notifies_of_what_is_committed_and_forgets_the_rest(dsn: str, schema: str) -> None:
+async def test_close_notifies_of_what_is_committed_and_forgets_the_rest(
+    dsn: str, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Later calls do nothing: a connection of the caller's may still report its commits."""
     async with (
         Durable(dsn, schema=schema) as app,
@@ -283,8 +285,11 @@ async def test_close_notifies_of_what_is_committed_and_forgets_the_rest(dsn: str
     ):
         remote = Endpoint("r")
         await listening(services_of(there).notifier, remote)
-        services_of(there).notifier.cancel_children = (  # type: ignore[method-assign]
-            lambda origin: remote.calls.put_nowait(f"cascade {origin}")
+        cascader = services_of(there).notifier.cascader
+        monkeypatch.setattr(
+            type(cascader),
+            "start_cascade",
+            lambda self, origin: self is cascader and remote.calls.put_nowait(f"cascade {origin}"),
         )
         watcher = services_of(app).caller_transaction_watcher
         assert watcher is not None

@@ -148,6 +148,37 @@ async def test_a_lost_answer_does_not_interrupt_a_cascade(
     assert caplog.messages == []
 
 
+async def test_messages_start_few_cascades_and_forget_no_origin(
+    dsn: str, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first at once, then one at a time; more origins than are kept become one cascade of any origin."""
+    monkeypatch.setattr(cascader_module, "REQUEST_SECONDS", 0.001)
+    started: list[int | None] = []
+    async with Durable(dsn, schema=schema) as app:
+        cascader = services_of(app).notifier.cascader
+        monkeypatch.setattr(cascader_module.CancelCascader, "start_cascade", lambda _, origin: started.append(origin))
+
+        async def requested(*origins: int | None) -> set[int | None]:
+            started.clear()
+            for origin in origins:
+                cascader.request_cascade(origin)
+                assert len(cascader._requested) <= cascader_module.MAX_REQUESTS
+            assert cascader._request_task is not None
+            await soon(asyncio.wait([cascader._request_task]))
+            assert len(started) == len(set(started))
+            return set(started)
+
+        few = range(1, cascader_module.MAX_REQUESTS + 1)
+        assert await requested(*few, *few) == {*few}
+        assert await requested(*range(1000)) == {None}
+        assert await requested(1, None, 2) == {None}
+        # While that many cascades run, as when the database is slow, one of any origin stands for the others.
+        pending = asyncio.get_running_loop().create_future()
+        monkeypatch.setattr(cascader, "_tasks", dict.fromkeys(few, asyncio.ensure_future(pending)))
+        assert await requested(77) == {None}
+        pending.set_result(None)
+
+
 async def test_closing_ends_cascades(dsn: str, schema: str) -> None:
     async with Durable(dsn, schema=schema) as app:
         cascader = services_of(app).notifier.cascader
@@ -158,6 +189,11 @@ async def test_closing_ends_cascades(dsn: str, schema: str) -> None:
         assert task.cancelled()
         cascader.start_cascade(8)
         task = cascader._tasks[8]
+        cascader._requested_at = time.monotonic() + 3600.0
+        cascader.request_cascade(9)
+        request_task = cascader._request_task
         await asyncio.sleep(0)
     assert task.cancelled()
+    assert request_task is not None
+    assert request_task.cancelled()
     assert cascader._tasks == {}

@@ -17,6 +17,7 @@ from gen_durable.core.messages import (
     encode,
     follow_up_messages,
 )
+from gen_durable.pg.faults import SqlError
 from gen_durable.store.types import NO_FOLLOW_UPS, FollowUps
 
 PAYLOADS: list[tuple[Message, str]] = [
@@ -47,6 +48,10 @@ def test_every_message_survives_the_round_trip(message: Message, payload: str) -
         "cancel_children:x",
         "cancel_children:-1",
         "cancel_children:²",
+        f"cancel_children:{2**63}",
+        f"cancel_children:{'9' * 5000}",
+        f"queue:{'q' * 600}",
+        f"check_cancel_requests:{'w' * 501}",
         "new:1",
     ],
 )
@@ -77,3 +82,21 @@ def test_sql_encodes_the_same_payloads(dsn: str, schema: str, store: Store) -> N
             store.sql("select @schema.notify_workers($1, array[$2, null])", kind, argument)
             (sent,) = connection.notifies(timeout=10, stop_after=1)
             assert sent.payload == payload
+
+
+def test_sql_refuses_what_no_receiver_accepts(store: Store) -> None:
+    """A service that may only enqueue can call the function."""
+    refused: list[tuple[str | None, list[str]]] = [
+        ("pause", ["default"]),
+        (None, ["default"]),
+        ("queue:x", ["default"]),
+        ("queue", ["fine", ""]),
+        ("queue", ["q" * 501]),
+        ("check_cancel_requests", ["w" * 501]),
+        ("cancel_children", ["x"]),
+        ("cancel_children", ["9" * 20]),
+    ]
+    for kind, arguments in refused:
+        with pytest.raises(SqlError) as raised:
+            store.sql("select @schema.notify_workers($1, $2)", kind, arguments)
+        assert raised.value.sqlstate == "22023", kind

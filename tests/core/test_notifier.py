@@ -30,6 +30,9 @@ class Endpoint:
         self.calls.put_nowait(f"wake {queue}")
         return self._free
 
+    def wake_by_message(self, queue: str) -> None:
+        self.wake(queue)
+
     def wake_all(self) -> None:
         self.calls.put_nowait("wake all")
 
@@ -120,6 +123,7 @@ async def test_children_are_cancelled_here(dsn: str, schema: str) -> None:
         notifier = services_of(app).notifier
         notifier.act_on_follow_ups(FollowUps(cascade_origins=frozenset({7})))
         notifier.receive(CancelChildren(8))
+        await asyncio.sleep(0)
         assert set(notifier.cascader._tasks) == {7, 8}
 
 

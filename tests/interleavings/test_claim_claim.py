@@ -94,13 +94,15 @@ async def test_claim_claim_overtaken(exploring: Exploring, calls: StatementBuild
     assert report.faults == []
 
 
-TRY_LOCK = "where pg_try_advisory_xact_lock(@schema.gate_lock_id(@schema.gate_name('partition', wanted.key)));"
+TRY_LOCK = """
+    select from @schema.gate_locks lock where lock.id = @schema.gate_lock_id(@schema.gate_name('partition', wanted.key))
+    for no key update skip locked"""
 
 
 @pytest.mark.parametrize(
     "cure",
     [
-        pytest.param(Cure("admit_rows_by_partition", TRY_LOCK, ";"), id="no-lock-of-the-key"),
+        pytest.param(Cure("admit_rows_by_partition", TRY_LOCK, "select"), id="no-lock-of-the-key"),
         pytest.param(
             Cure("admit_rows_by_partition", "not key_state.is_busy and candidate.id", "candidate.id"),
             id="no-look-at-who-executes",
@@ -174,10 +176,10 @@ async def test_block_release_by_delay(exploring: Exploring, calls: StatementBuil
         pytest.param(
             Cure(
                 "unblock",
-                """perform pg_advisory_xact_lock(ordered.lock_id)
-    from (
-      select distinct @schema.gate_lock_id(freed.gate) as lock_id from unnest(gates) as freed (gate) order by 1
-    ) as ordered;""",
+                """perform from @schema.gate_locks lock
+    where lock.id = any (array(select @schema.gate_lock_id(freed.gate) from unnest(gates) as freed (gate)))
+    order by lock.id
+    for no key update;""",
                 "null;",
             ),
             id="no-lock-of-the-key",

@@ -79,15 +79,14 @@ async def test_release_and_block_of_a_slot(exploring: Exploring, calls: Statemen
     assert report.faults == []
 
 
-WAIT = """perform pg_advisory_xact_lock(ordered.lock_id)
-    from (
-      select distinct @schema.gate_lock_id(freed.gate) as lock_id from unnest(gates) as freed (gate) order by 1
-    ) as ordered;"""
-GATE = "and pg_try_advisory_xact_lock(@schema.gate_lock_id(wanted.gate));"
-POLICY = (
-    "where pg_try_advisory_xact_lock_shared("
-    "hashtext('@schema'), @schema.limit_lock_key(@schema.key_of_gate(wanted.gate)))\n"
-)
+WAIT = """perform from @schema.gate_locks lock
+    where lock.id = any (array(select @schema.gate_lock_id(freed.gate) from unnest(gates) as freed (gate)))
+    order by lock.id
+    for no key update;"""
+GATE = """
+    select from @schema.gate_locks lock where lock.id = @schema.gate_lock_id(wanted.gate)
+    for no key update skip locked"""
+POLICY = "perform from @schema.gate_locks lock where lock.id >= 2048 order by lock.id for no key update;"
 
 
 @pytest.mark.parametrize(
@@ -95,7 +94,7 @@ POLICY = (
     [
         pytest.param(Cure("flush", "more := @schema.unblock(freed_gates, true);"), id="no-hand-over"),
         pytest.param(Cure("unblock", WAIT, "null;"), id="no-lock-of-the-gate"),
-        pytest.param(Cure("admit_rows_by_limit", GATE, ";"), id="no-lock-of-the-gate-in-the-pick"),
+        pytest.param(Cure("admit_rows_by_limit", GATE, "select"), id="no-lock-of-the-gate-in-the-pick"),
     ],
 )
 async def test_without_its_cure_a_row_is_stranded_at_a_slot(
@@ -124,7 +123,7 @@ async def test_pick_pick_of_one_slot(exploring: Exploring, calls: StatementBuild
 
 
 async def test_without_the_gate_two_take_one_slot(exploring: Exploring, calls: StatementBuilder) -> None:
-    async with exploring(Cure("admit_rows_by_limit", GATE, ";"), quiet=NOT_HERE) as explorer:
+    async with exploring(Cure("admit_rows_by_limit", GATE, "select"), quiet=NOT_HERE) as explorer:
         report = await explorer.explore(TWO, [picks(calls, "a")], [picks(calls, "b")], not_above(1), first_fault=True)
     assert len(report.faults) == 1
 
@@ -144,7 +143,7 @@ async def test_grant_grant_of_a_cold_bucket(exploring: Exploring, calls: Stateme
 
 
 async def test_without_the_gate_a_token_is_granted_twice(exploring: Exploring, calls: StatementBuilder) -> None:
-    cure = Cure("admit_rows_by_limit", GATE, ";")
+    cure = Cure("admit_rows_by_limit", GATE, "select")
     async with exploring(cure, quiet=[*NOT_HERE, "unblock", "unblock_slots"]) as explorer:
         report = await explorer.explore(TOKENS, [picks(calls, "a")], [picks(calls, "b")], one_token, first_fault=True)
     assert len(report.faults) == 1
@@ -168,7 +167,7 @@ async def test_policy_pick_fewer_slots(exploring: Exploring, calls: StatementBui
 async def test_without_the_lock_of_the_policy_a_pick_goes_by_the_old_one(
     exploring: Exploring, calls: StatementBuilder
 ) -> None:
-    cure = Cure("admit_rows_by_limit", POLICY, "where true ")
+    cure = Cure("lock_limit_gates", POLICY)
     async with exploring(cure, quiet=[*NOT_HERE, "reapply_limit"]) as explorer:
         report = await explorer.explore(
             FEWER, [changes(calls, 1)], [picks(calls, "b", 2)], new_policy, first_fault=True
@@ -193,7 +192,7 @@ async def test_policy_pick_more_slots(exploring: Exploring, calls: StatementBuil
 async def test_without_the_lock_of_the_policy_rows_are_left_behind(
     exploring: Exploring, calls: StatementBuilder
 ) -> None:
-    cure = Cure("admit_rows_by_limit", POLICY, "where true ")
+    cure = Cure("lock_limit_gates", POLICY)
     async with exploring(cure, quiet=[*NOT_HERE, "reapply_limit"]) as explorer:
         report = await explorer.explore(MORE, [changes(calls, 3)], [picks(calls, "b", 2)], all_free, first_fault=True)
     assert len(report.faults) == 1
@@ -233,9 +232,7 @@ async def test_policy_sweep(exploring: Exploring, calls: StatementBuilder) -> No
 async def test_without_the_lock_of_the_policy_the_sweep_tells_by_the_old_one(
     exploring: Exploring, calls: StatementBuilder
 ) -> None:
-    policy = "@schema.limit_lock_key(@schema.key_of_gate(freed.gate))"
-    lock = f"or pg_try_advisory_xact_lock_shared(hashtext('@schema'), {policy})"
-    async with exploring(Cure("unblock", lock, "or true"), quiet=["unblock_slots", "reapply_limit"]) as explorer:
+    async with exploring(Cure("lock_limit_gates", POLICY), quiet=["unblock_slots", "reapply_limit"]) as explorer:
         report = await explorer.explore(
             TOLD, [faster(calls)], [calls.unblock_missed(None, 10)], told_anew, first_fault=True
         )
@@ -266,9 +263,11 @@ async def test_enter_enter(exploring: Exploring, calls: StatementBuilder) -> Non
     assert report.faults == []
 
 
-ENTER_GATE = """perform pg_advisory_xact_lock(
-    @schema.gate_lock_id(@schema.gate_name(case policy.kind when 'rate' then 'rate' else 'slot' end, key))
-  );"""
+ENTER_GATE = """perform from @schema.gate_locks lock
+    where lock.id = @schema.gate_lock_id(
+      @schema.gate_name(case locked_kind when 'rate' then 'rate' else 'slot' end, key)
+    )
+    for no key update;"""
 
 
 @pytest.mark.parametrize("with_a_pick", [True, False])
@@ -376,7 +375,13 @@ async def test_flush_of_a_slot_and_a_row_whose_key_is_busy(exploring: Exploring,
             id="no-hand-over",
         ),
         pytest.param(
-            Cure("admit_rows_by_partition", "where pg_try_advisory_xact_lock(@schema.gate_lock_id(wanted.gate))\n"),
+            Cure(
+                "admit_rows_by_partition",
+                """
+        select from @schema.gate_locks lock where lock.id = @schema.gate_lock_id(wanted.gate)
+        for no key update skip locked""",
+                "select",
+            ),
             id="no-lock-of-the-slot",
         ),
     ],

@@ -16,7 +16,7 @@ from tests.support.exploring import Exploring
 from tests.support.machine import M, child
 from tests.support.rows import executing, instance, parent, parked, seconds, signal
 
-from gen_durable.limits import Rate
+from gen_durable.limits import Concurrency, Rate
 from gen_durable.starts import Start
 from gen_durable.store.signals import SignalStatementBuilder
 from gen_durable.store.statements import Statement, StatementBuilder
@@ -50,7 +50,7 @@ declare
 begin
   for one in select distinct @schema.gate_lock_id(g.gate) from unnest(gates) as g (gate) order by 1 loop
     perform @schema.breakpoint('climb');
-    perform pg_advisory_xact_lock(one);
+    perform from @schema.gate_locks lock where lock.id = one for no key update;
   end loop;
 end
 $$;
@@ -152,3 +152,18 @@ async def test_gates_are_locked_in_the_order_of_their_numbers(exploring: Explori
             report = await explorer.explore(given, ends, climbs(calls, "gates", gates), whatever)
         assert report.faults == []
         assert report.schedules > 3
+
+
+async def test_a_change_of_policy_locks_gates_in_the_order_of_their_numbers(
+    exploring: Exploring, calls: StatementBuilder
+) -> None:
+    given = "insert into @schema.limits (name, kind, slots) values ('l', 'concurrency', 1);\n"
+    async with exploring(also=CLIMBERS) as explorer:
+        report = await explorer.explore(
+            given,
+            [calls.set_limit("l", Concurrency(2), declared=False)],
+            climbs(calls, "gates", ["slot/l/a", "slot/l/b"]),
+            whatever,
+        )
+    assert report.faults == []
+    assert report.schedules > 3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import asyncpg
 from tests.interleavings.test_claim_claim import picks
 from tests.interleavings.test_limits import NOT_HERE, changes, enters, rate, slots, waiting
 from tests.support.explorer import End
@@ -53,6 +54,47 @@ async def test_policy_cancel(exploring: Exploring, calls: StatementBuilder) -> N
         report = await explorer.explore(
             given, [Statement(text, (), list)], [calls.cancel([(1, None)], "why", cascade=False)], over
         )
+    assert report.faults == []
+
+
+async def test_reapply_cancel(exploring: Exploring, calls: StatementBuilder) -> None:
+    """The same under the locks of the gates, for a row that was told its moment just before them."""
+
+    def over(end: End) -> None:
+        row = end.rows[1]
+        assert (row["status"], row["blocked_on"], row["token_at"]) == ("cancelled", None, None)
+
+    given = rate(3600, 1) + instance(1, rate_key="r", eligible_at=seconds(-9), token_at=seconds(600))
+    reapplies: Statement[Any] = Statement(calls.schema.render("select @schema.reapply_limit('r')"), (), list)
+    async with exploring(quiet=[*NOT_HERE, "unblock", "unblock_slots", "wake_parents"]) as explorer:
+        report = await explorer.explore(given, [reapplies], [calls.cancel([(1, None)], "why", cascade=False)], over)
+    assert report.faults == []
+
+
+async def test_declare_declare(exploring: Exploring, calls: StatementBuilder) -> None:
+    """A limit is declared twice at once, with both kinds: the second declaration is refused, and changes nothing."""
+
+    def one_is_refused(end: End) -> None:
+        assert sum(isinstance(answer, asyncpg.PostgresError) for answer in (*end.left, *end.right)) == 1
+
+    text = calls.schema.render("select changed, woken_queues from @schema.set_limit('l', 'rate', null, 1, 1, null)")
+    async with exploring(quiet=[*NOT_HERE, "reapply_limit", "lock_limit_gates"]) as explorer:
+        report = await explorer.explore(
+            "select 1;\n", [changes(calls, 1)], [Statement(text, (), list)], one_is_refused, errors=frozenset({"GD005"})
+        )
+    assert report.faults == []
+
+
+async def test_removal_declare(exploring: Exploring, calls: StatementBuilder) -> None:
+    """A limit is removed while it is set again: the answers fit to the order of the commits."""
+
+    def in_order(end: End) -> None:
+        (answer,) = end.right[0]
+        assert answer["changed"] == (end.commits == "AB"), "the call that created the limit did not say so"
+
+    removes: list[Statement[Any]] = [calls.remove_limit("l")]
+    async with exploring(quiet=[*NOT_HERE, "reapply_limit", "lock_limit_gates"]) as explorer:
+        report = await explorer.explore(slots(1), removes, [changes(calls, 1)], in_order)
     assert report.faults == []
 
 

@@ -319,16 +319,16 @@ CURES = {
     ),
     "signal-without-lock": ("signal-park-reap", Cure("signal", LOCK, LOCK.removesuffix(" for no key update"))),
     "retry-without-lock": ("join-retry-gc", Cure("retry", "\n  order by i.id for no key update;", ";")),
-    "pick-without-lock-of-the-policy": ("pick-pick-fewer-slots", Cure("admit_rows_by_limit", POLICY, "where true ")),
+    "pick-without-lock-of-the-policy": ("pick-pick-fewer-slots", Cure("lock_limit_gates", POLICY)),
     "pick-that-is-not-told": (
-        "pick-pick-removal",
+        "pick-pick-rate",
         Cure(
             "admit_rows_by_limit",
             "coalesce(jsonb_object_agg(locked.gate, true), '{}')",
             "jsonb_object_agg(locked.gate, true)",
         ),
     ),
-    "pick-without-lock-of-the-gate": ("pick-pick-rate", Cure("admit_rows_by_limit", GATE, ";")),
+    "pick-without-lock-of-the-gate": ("pick-pick-rate", Cure("admit_rows_by_limit", GATE, "select")),
 }
 
 

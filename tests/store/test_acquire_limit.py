@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+
+import asyncpg
 import pytest
 from tests.support.rows import executing, parked
 from tests.support.store import Store
@@ -63,3 +66,30 @@ def test_places_are_taken_in_the_order_of_asking(store: Store) -> None:
 def test_tokens_asked_for_from_inside_are_gone(store: Store) -> None:
     store.given(RATE + executing(1))
     assert [enter(store, 1, n, "r").is_granted for n in (1, 2, 3, 4)] == [True, True, False, False]
+
+
+def test_a_limit_that_is_replaced_while_a_step_waits_is_locked_by_its_new_kind(store: Store, dsn: str) -> None:
+    """The step waits for the gate of a slot; then the limit is a rate, and the step holds the gate of that."""
+    store.given(SLOT + executing(1))
+    request = store.calls.acquire_step_limit(1, 1, Limit("l"), 10)
+    gate = "select * from @schema.gate_locks where id = @schema.gate_lock_id('rate/l')"
+    held = f"{gate} and xmax = pg_current_xact_id()::xid"
+    replace = "select @schema.remove_limit('l', false), @schema.set_limit('l', 'rate', null, 3600, 1, null, false)"
+
+    async def wait_and_look() -> int:
+        step, operator = await asyncpg.connect(dsn), await asyncpg.connect(dsn)
+        try:
+            async with step.transaction():
+                async with operator.transaction():
+                    await operator.execute(store.schema.render(replace))
+                    waiting = asyncio.ensure_future(step.fetch(request.text, *request.args))
+                    blocked = "select cardinality(pg_blocking_pids($1))"
+                    while not await operator.fetchval(blocked, step.get_server_pid()):
+                        assert not waiting.done()
+                await waiting
+                return len(await step.fetch(store.schema.render(held)))
+        finally:
+            step.terminate()
+            operator.terminate()
+
+    assert asyncio.run(wait_and_look()) == 1

@@ -50,6 +50,7 @@ TWICE = {
     "retention": "insert into @schema.retentions (fsm) values ('m');" * 2,
     "limit": (LIMIT + "('l', 'concurrency', 1, null, null);") * 2,
     "bucket": (BUCKET + "('r', now());") * 2,
+    "gate lock": "insert into @schema.gate_locks values (0);",
     "ticket": (SLOT + "(1, 'l', 1, 1);") * 2,
     "transition": TRANSITION * 2,
     "checkpoint": CHECKPOINT * 2,

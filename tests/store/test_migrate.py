@@ -85,16 +85,22 @@ async def holding(dsn: str, lock: str) -> AsyncIterator[asyncpg.Connection[Any]]
         await connection.close()
 
 
-ADVISORY_LOCK = "select pg_advisory_xact_lock(hashtextextended('gen_durable/{}', 0))"
+MIGRATION_LOCK = "lock table {}.migrations in share row exclusive mode"
 
 
 async def test_a_schema_that_is_being_migrated_is_tried_again(dsn: str, schema: str, pauses: list[float]) -> None:
-    """With growing pauses, and then the error of the server is raised."""
+    """With growing pauses, and then the error names the session that holds the lock, and says what to do."""
     link = PersistentConnection(ConnectionTarget(dsn))
     try:
-        async with holding(dsn, ADVISORY_LOCK.format(schema)):
-            with pytest.raises(asyncpg.LockNotAvailableError):
+        async with holding(dsn, MIGRATION_LOCK.format(schema)) as other:
+            await other.execute("set application_name = 'it\x1b[31m'")
+            pid = other.get_server_pid()
+            with pytest.raises(DatabaseRefused, match="55P03") as caught:
                 await migrate(link, Schema(schema))
+            assert f"It is locked by pid {pid} (login " in str(caught.value)
+            assert "transaction since 20" in str(caught.value)
+            assert f"pg_terminate_backend({pid})" in str(caught.value)
+            assert "\x1b" not in str(caught.value)
         assert pauses == pytest.approx([0.2, 0.4])
         assert await migrate(link, Schema(schema)) == []
     finally:
@@ -109,9 +115,10 @@ async def test_a_table_that_is_locked_is_tried_again(
     file.write_text("alter table @schema.instances add column later int;\n")  # type: ignore[attr-defined]
     link = PersistentConnection(ConnectionTarget(dsn))
     try:
-        async with holding(dsn, f"lock table {schema}.instances in access share mode"):
+        async with holding(dsn, f"lock table {schema}.instances in access share mode") as other:
             with pytest.raises(DatabaseRefused, match=r"SQLSTATE 55P03, at statement 1 of ") as caught:
                 await migrate(link, Schema(schema))
+            assert f"locked by pid {other.get_server_pid()} (login " in str(caught.value)
             assert isinstance(caught.value.__cause__, asyncpg.LockNotAvailableError)
         assert pauses == pytest.approx([0.2, 0.4])
         assert await migrate(link, Schema(schema)) == [later_version]

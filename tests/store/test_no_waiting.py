@@ -26,6 +26,7 @@ from gen_durable.store.signals import SignalStatementBuilder
 from gen_durable.store.types import Commit
 
 ROW = "select from @schema.instances where id = {} for update"
+GATE = "select from @schema.gate_locks where id = @schema.gate_lock_id('{}') for no key update"
 SLOTS = "insert into @schema.limits (name, kind, slots) values ('l', 'concurrency', 1);\n"
 RATE = "insert into @schema.limits (name, kind, period, burst) values ('r', 'rate', 3600, 1);\n"
 EXPIRED = {"lease_expires_at": seconds(-1)}
@@ -138,6 +139,18 @@ CASES = {
         ROW.format(2),
         lambda s: (s.run(s.calls.unblock_missed(None, 10)), blocked(s))[1],
         {2},
+    ),
+    "row of a changed limit": Case(
+        RATE + many(2, 3, rate_key="r", token_at=seconds(600)),
+        ROW.format(2),
+        lambda s: (s.sql("select @schema.reapply_limit('r')"), s.row(2)["token_at"] is not None)[1],
+        True,
+    ),
+    "gate of a sweep": Case(
+        SLOTS + many(2, 3, slot_key="l", blocked_on="slot/l"),
+        GATE.format("slot/l"),
+        lambda s: (s.run(s.calls.unblock_missed(None, 10)), blocked(s))[1],
+        {2, 3},
     ),
     "beat": Case(
         executing(1, **EXPIRED) + executing(2, **EXPIRED),
@@ -273,10 +286,15 @@ def test_who_waits_gives_up_in_the_end(store: Store, other: Store, dsn: str, nam
 @pytest.mark.parametrize(
     ("given", "held"),
     [
-        pytest.param(SLOTS + instance(1, slot_key="l"), "select @schema.gate_lock_id('slot/l')", id="slot"),
-        pytest.param(RATE + instance(1, rate_key="r"), "select @schema.gate_lock_id('rate/r')", id="rate"),
+        pytest.param(SLOTS + instance(1, slot_key="l"), "slot/l", id="slot"),
+        pytest.param(RATE + instance(1, rate_key="r"), "rate/r", id="rate"),
         pytest.param(SLOTS + instance(1, slot_key="l"), None, id="policy"),
-        pytest.param(instance(1, partition_key="k"), "select @schema.gate_lock_id('partition/k')", id="partition"),
+        pytest.param(instance(1, partition_key="k"), "partition/k", id="partition"),
+        pytest.param(
+            SLOTS + executing(50, partition_key="k") + instance(1, partition_key="k", slot_key="l"),
+            "slot/l",
+            id="slot of a busy key",
+        ),
     ],
 )
 def test_a_pick_that_finds_every_gate_locked_is_told_to_look_again(
@@ -287,7 +305,8 @@ def test_a_pick_that_finds_every_gate_locked_is_told_to_look_again(
     if held is None:
         other.run(other.calls.set_limit("l", Concurrency(2), declared=False))
     else:
-        other.given(f"select pg_advisory_xact_lock(({held}))")
+        other.given(GATE.format(held))
+    store.given("set lock_timeout = '200ms'")
     picked = store.pick()
     assert (picked.claims, picked.unmet[0].contended) == ([], 1)
     assert picked.unmet[0].next_due is not None

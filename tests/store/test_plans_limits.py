@@ -83,7 +83,9 @@ def done(base: int, count: int) -> list[Commit]:
 SLOT, SLOT_DUE, LIMITED = "instances_slot", "instances_slot_due", "instances_limited"
 BLOCKED, TOLD, RATE_DUE = "instances_blocked", "instances_token_due", "instances_rate_due"
 POLICIES, BUCKETS, TICKETS = "limits_pkey", "rate_buckets_pkey", "step_slots_key"
-HAND_OVER = frozenset({LIMITED, SLOT, SLOT_DUE, TOLD, POLICIES, BUCKETS, TICKETS})
+GATE_LOCKS = "gate_locks_pkey"
+HAND_OVER = frozenset({GATE_LOCKS, LIMITED, SLOT, SLOT_DUE, TOLD, POLICIES, BUCKETS, TICKETS})
+# A change of a limit locks the 2,048 gates of limits.
 # The lists of rows and gates are gone through several times; what is thrown away there is no row of the table.
 WORKS = {
     "pick of a hundred gates": Work(
@@ -105,7 +107,7 @@ WORKS = {
         lambda s: s.calls.unblock_missed(None, BATCH), HAND_OVER | {BLOCKED, "step_slots_instance"}, 20
     ),
     "set_limit of slots": Work(
-        lambda s: s.calls.set_limit("l", Concurrency(1000 + BATCH), declared=False), HAND_OVER | {PKEY, BLOCKED}, 30
+        lambda s: s.calls.set_limit("l", Concurrency(1000 + BATCH), declared=False), HAND_OVER | {PKEY, BLOCKED}, 50
     ),
     "set_limit of a thousand partitions": Work(
         lambda s: s.calls.set_limit("h", Concurrency(2), declared=False), HAND_OVER | {PKEY, BLOCKED}, 120, thrown=30
@@ -113,11 +115,11 @@ WORKS = {
     "set_limit of a rate": Work(
         lambda s: s.calls.set_limit("r", Rate(200, timedelta(seconds=1), burst=20), declared=False),
         HAND_OVER | {PKEY, BLOCKED},
-        20,
+        40,
     ),
     "acquire_step_limit": Work(
         lambda s: s.calls.acquire_step_limit(900_001, 1, Limit("l"), 1),
-        frozenset({SLOT, POLICIES, TICKETS, PKEY, "step_slots_pkey"}),
+        frozenset({GATE_LOCKS, SLOT, POLICIES, TICKETS, PKEY, "step_slots_pkey"}),
         25,
     ),
 }

@@ -70,7 +70,7 @@ def print_findings(findings: list[Finding], console: Console, location: str) -> 
 
 def _finding_details(finding: Finding) -> Text:
     lines = [styled(finding.meaning)]
-    lines += [styled(f"  instance {one.id}: {one.problem}", "yellow") for one in finding.first[:SHOWN]]
+    lines += [styled(f"  {finding.subject} {one.id}: {one.problem}", "yellow") for one in finding.first[:SHOWN]]
     if finding.count > SHOWN:
         lines.append(styled(f"  and {finding.count - SHOWN} more (--json shows up to 20)", "dim"))
     return join_lines(lines)

@@ -25,6 +25,10 @@ REPORT_SECONDS: Final = 600.0  # a child that is refused in each batch is logged
 FIRST_PAUSE: Final = 0.01
 LONGEST_PAUSE: Final = 0.5
 MAX_EMPTY_BATCHES: Final = 10
+REQUEST_SECONDS: Final = 0.05  # messages start a cascade at most so often
+MAX_REQUESTS: Final = (
+    8  # origins that wait for that, and cascades under way; with more of them, one cascade of any origin
+)
 
 
 class FollowUpHandler(Protocol):
@@ -45,7 +49,16 @@ class CascadeCount(NamedTuple):
 class CancelCascader:
     """Cancels children for one `Durable`."""
 
-    __slots__ = ("_follow_up_handler", "_reported_at", "_statement_runner", "_statements", "_tasks")
+    __slots__ = (
+        "_follow_up_handler",
+        "_reported_at",
+        "_request_task",
+        "_requested",
+        "_requested_at",
+        "_statement_runner",
+        "_statements",
+        "_tasks",
+    )
 
     def __init__(
         self, statement_runner: StatementRunner, statements: StatementBuilder, follow_up_handler: FollowUpHandler
@@ -54,6 +67,9 @@ class CancelCascader:
         self._statements = statements
         self._follow_up_handler = follow_up_handler
         self._tasks: dict[int | None, asyncio.Task[None]] = {}
+        self._requested: set[int | None] = set()
+        self._request_task: asyncio.Task[None] | None = None
+        self._requested_at = -REQUEST_SECONDS
         self._reported_at = -REPORT_SECONDS
 
     def start_cascade(self, origin: int | None) -> None:
@@ -64,6 +80,27 @@ class CancelCascader:
             task = loop.create_task(self._run_in_background(origin), name="gen_durable cascade")
             task.add_done_callback(lambda done: self._remove_task(origin, done))
             self._tasks[origin] = task
+
+    def request_cascade(self, origin: int | None) -> None:
+        """A message names `origin`, perhaps without a reason: look at what is listed for it, at a bounded rate."""
+        if None in self._requested or origin in self._requested:
+            return
+        if origin is None or len(self._requested) >= MAX_REQUESTS:
+            self._requested = {None}
+        else:
+            self._requested.add(origin)
+        if self._request_task is None or self._request_task.done():
+            self._request_task = asyncio.get_running_loop().create_task(
+                self._start_requested_cascades(), name="gen_durable requested cascades"
+            )
+
+    async def _start_requested_cascades(self) -> None:
+        while self._requested:
+            if (wait := self._requested_at + REQUEST_SECONDS - time.monotonic()) > 0:
+                await asyncio.sleep(wait)
+            self._requested_at = time.monotonic()
+            origin = self._requested.pop()
+            self.start_cascade(origin if len(self._tasks) < MAX_REQUESTS else None)
 
     def _remove_task(self, origin: int | None, task: asyncio.Task[None]) -> None:
         if self._tasks.get(origin) is task:
@@ -100,6 +137,8 @@ class CancelCascader:
     async def close(self) -> None:
         """Stop the background tasks; the reaper of any worker finds what they leave."""
         tasks = list(self._tasks.values())
+        if self._request_task is not None:
+            tasks.append(self._request_task)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -17,6 +17,9 @@ log = get_logger("gen_durable.notifier")
 QUEUE: Final = "queue"
 CANCEL_CHILDREN: Final = "cancel_children"
 CHECK_CANCEL_REQUESTS: Final = "check_cancel_requests"
+MAX_ARGUMENT: Final = 500  # characters: of a queue's or a worker's name, as in notify_workers.sql
+MAX_MESSAGE: Final = len(CHECK_CANCEL_REQUESTS) + 1 + MAX_ARGUMENT
+MAX_ID: Final = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,18 +60,27 @@ def encode(message: Message) -> str:
 
 
 def decode(payload: str) -> Message | None:
-    """The message of a NOTIFY payload, or None if a newer version sent a kind that this one does not know."""
-    kind, separator, argument = payload.partition(":")
-    if separator:
-        if kind == QUEUE and argument:
-            return QueueReady(argument)
-        if kind == CHECK_CANCEL_REQUESTS and argument:
-            return CheckCancelRequests(argument)
-        if kind == CANCEL_CHILDREN and argument == "":
-            return CancelChildren(None)
-        if kind == CANCEL_CHILDREN and argument.isascii() and argument.isdecimal():
-            return CancelChildren(int(argument))
-    log.debug("ignored a notification of unknown kind %.40r", kind)
+    """The message of a NOTIFY payload, or None if this version does not know it.
+
+    Any login of the database can send payloads (SECURITY.md), so nothing is assumed about them, not even their length.
+    """
+    message = _decode_known(payload) if len(payload) <= MAX_MESSAGE else None
+    if message is None:
+        log.debug("ignored a notification of unknown kind %.40r", payload[:40].partition(":")[0])
+    return message
+
+
+def _decode_known(payload: str) -> Message | None:
+    kind, _, argument = payload.partition(":")
+    if kind == QUEUE and argument:
+        return QueueReady(argument)
+    if kind == CHECK_CANCEL_REQUESTS and argument:
+        return CheckCancelRequests(argument)
+    if payload == f"{CANCEL_CHILDREN}:":
+        return CancelChildren(None)
+    if kind == CANCEL_CHILDREN and len(argument) <= len(str(MAX_ID)) and argument.isascii() and argument.isdecimal():
+        origin = int(argument)
+        return CancelChildren(origin) if origin <= MAX_ID else None
     return None
 
 

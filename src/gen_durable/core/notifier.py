@@ -46,6 +46,10 @@ class LocalWorker(Protocol):
         """Pick from `queue` now. Returns how many more rows the worker could take."""
         ...
 
+    def wake_by_message(self, queue: str) -> None:
+        """Pick from `queue` soon, as often as messages may cause it; ignore a queue that the worker does not serve."""
+        ...
+
     def wake_all(self) -> None:
         """Pick from every queue now."""
         ...
@@ -134,12 +138,17 @@ class Notifier:
                     assert_never(message)
 
     def receive(self, message: Message) -> None:
-        """Act on a message of another process. Several may cancel the same children: each skips locked rows."""
+        """Act on a message of another process, or of any login: it means no more than to look at the database.
+
+        How often a message makes this process look is bounded for each kind (docs/howto/operate.md). Several processes
+        may cancel the same children: each skips locked rows.
+        """
         match message:
             case QueueReady(queue):
-                self._wake_here(queue)
+                for worker in self._workers.values():
+                    worker.wake_by_message(queue)
             case CancelChildren(origin):
-                self.cancel_children(origin)
+                self.cascader.request_cascade(origin)
             case CheckCancelRequests(name):
                 if name in self._workers:
                     self._workers[name].apply_pending_cancel_requests()

@@ -7,6 +7,7 @@ back all others.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import threading
 import time
@@ -31,6 +32,7 @@ from gen_durable.validation import to_storable_error
 
 log = get_logger("gen_durable.worker")
 DEFAULT_REASON: Final = "cancelled"
+CHECK_SECONDS: Final = 0.05  # messages, which any login can send, make a worker read its cancel requests so often
 
 
 class PostponeDelay(NamedTuple):
@@ -48,6 +50,8 @@ class ClaimTable:
     """All claims of one worker, by instance id."""
 
     __slots__ = (
+        "_check",
+        "_checked_at",
         "_claims",
         "_events",
         "_fingerprints",
@@ -55,6 +59,7 @@ class ClaimTable:
         "_notifier",
         "_pool",
         "_registry",
+        "_should_check",
         "_signal_statements",
         "_slots",
         "_statements",
@@ -87,6 +92,9 @@ class ClaimTable:
         self.crashed = CrashedRowSlots(max_crashes)
         self._claims: dict[int, ActiveClaim] = {}
         self._lock = threading.Lock()
+        self._should_check = False  # a message has come since the last read of cancel requests
+        self._check: asyncio.Task[None] | None = None
+        self._checked_at = -CHECK_SECONDS
 
     def add_and_start(self, claims: list[Claim], leased_at: float) -> None:
         """Start the claims of a pick, or buffer them behind busy slots. A stopping worker gives them back."""
@@ -263,8 +271,18 @@ class ClaimTable:
             self._slots.remove_from_buffer(active)
 
     def apply_pending_cancel_requests(self) -> None:
-        """Find out which claims have a cancel request, and cancel them."""
-        self._tasks.spawn(self._fetch_and_apply_cancel_requests())
+        """Find out which claims have a cancel request, and cancel them: at once, then every CHECK_SECONDS at most."""
+        self._should_check = True
+        if self._check is None or self._check.done():
+            self._check = self._tasks.spawn(self._check_cancel_requests())
+
+    async def _check_cancel_requests(self) -> None:
+        while self._should_check:
+            if (wait := self._checked_at + CHECK_SECONDS - time.monotonic()) > 0:
+                await asyncio.sleep(wait)
+            self._checked_at = time.monotonic()
+            self._should_check = False  # before the read: a request that comes during it is read again
+            await self._fetch_and_apply_cancel_requests()
 
     async def _fetch_and_apply_cancel_requests(self) -> None:
         claims = sorted((active.claim.id, active.claim.epoch) for active in self.list_all())

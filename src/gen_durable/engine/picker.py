@@ -22,6 +22,7 @@ from gen_durable.engine.claim_table import ClaimTable
 from gen_durable.engine.committer import Committer
 from gen_durable.engine.scan_positions import ScanPositions
 from gen_durable.engine.slots import Slots
+from gen_durable.engine.wakeup_budget import WakeupBudget
 from gen_durable.loggers import get_logger
 from gen_durable.pg.connection import PersistentConnection
 from gen_durable.pg.faults import SqlError, describe_for_log, is_caused_by_data
@@ -94,6 +95,7 @@ class Picker(BackgroundTask):
         self._scan_positions = ScanPositions()
         self._cursors = FairCursors(options.group_kind_by_queue)
         self._pick_task: asyncio.Task[PickResult] | None = None
+        self._budget = WakeupBudget(time.monotonic())
 
     def wake(self, queue: str) -> int:
         """Pick from a queue as soon as it has capacity. Returns how many more rows this worker could take."""
@@ -103,6 +105,19 @@ class Picker(BackgroundTask):
         slots.has_work = True
         self._slots.changed.set()
         return slots.capacity
+
+    def wake_by_message(self, queue: str) -> None:
+        """A message reports work in a queue, truly or not: pick now, or when the budget for messages allows it."""
+        slots = self._slots.queues.get(queue)
+        if slots is None or slots.has_work or self._stopping:
+            return
+        now = time.monotonic()
+        pick_at = self._budget.reserve(now)
+        if pick_at <= now:
+            self.wake(queue)
+        elif pick_at < slots.due_at:
+            slots.due_at = pick_at
+            self._slots.changed.set()
 
     def notify_if_pick_misses(self, queue: str, count: int) -> None:
         """The next pick from a queue should find `count` rows; other processes are notified if it does not."""
@@ -227,6 +242,7 @@ class Picker(BackgroundTask):
         self._cursors.update(picked)
         if picked.claims:
             self._claims.add_and_start(picked.claims, started)
+            self._budget.add_find()
         self._plan_next_pick(demands, picked)
         if picked.woken_queues:
             self._notifier.wake_queues(picked.woken_queues)

@@ -3,7 +3,8 @@
     picker -> claims -> slots -> claim runner -> executor -> committer -> notifier
                  ^ heartbeat, in a thread          reaper, gc: on every worker
 
-`Worker` creates a runtime when it starts; the notifier calls `wake`, `wake_all` and `apply_pending_cancel_requests`.
+`Worker` creates a runtime when it starts; the notifier calls `wake`, `wake_by_message`, `wake_all` and
+`apply_pending_cancel_requests`.
 """
 
 from __future__ import annotations
@@ -193,6 +194,10 @@ class Runtime:
     def wake(self, queue: str) -> int:
         """Pick from a queue. Returns how many more rows this worker could take."""
         return self.picker.wake(queue)
+
+    def wake_by_message(self, queue: str) -> None:
+        """Pick from a queue because of a message, within the budget for messages."""
+        self.picker.wake_by_message(queue)
 
     def notify_if_pick_misses(self, queue: str, count: int) -> None:
         """Report rows that became runnable and that a pick does not find."""

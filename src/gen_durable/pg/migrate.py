@@ -1,8 +1,10 @@
 """Brings a database to this library's schema version.
 
-Many processes may migrate at once: all of it is one transaction under an advisory lock, and the version is read under
-that lock. Statements are sent one at a time, so that an error names the one that failed. A DDL lock that is not granted
-in time is given up and requested again later: other sessions would queue behind a migration that waits for it.
+Many processes may migrate at once: all of it is one transaction under a lock of the table of migrations, which no
+other login may take, and the version is read under that lock. Of sessions that install the first version together, all
+but one fail at the first object, and try again. Statements are sent one at a time, so that an error names the one that
+failed. A lock that is not granted in time is given up and requested again later: other sessions would queue behind a
+migration that waits for it. In the end the error names the sessions that hold it.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from gen_durable.loggers import get_logger
 from gen_durable.pg.connection import PersistentConnection
 from gen_durable.pg.faults import READ_ONLY, READ_ONLY_DATABASE, ConnectionLost, describe_for_log, message_of, sqlstate
 from gen_durable.pg.installed_version import InstalledSchema, read_installed
+from gen_durable.pg.lock_holders import describe_lock_holders, find_lock_holders
 from gen_durable.pg.pool import Pool
 from gen_durable.store.schema import Migration, Schema, SqlFile, functions, migrations, views
 from gen_durable.store.split_sql import split_sql
@@ -30,7 +33,8 @@ SETTINGS: Final = (
     "set local search_path = pg_catalog, pg_temp"
 )
 """The settings of a migration: a name that is not qualified means Postgres' own, whatever the caller's search_path."""
-_RETRIED: Final = frozenset({"55P03", "40P01", "40001", "23505", "42P06", "42710"})
+LOCK_TIMED_OUT: Final = "55P03"
+_RETRIED: Final = frozenset({LOCK_TIMED_OUT, "40P01", "40001", "23505", "42P06", "42P07", "42710"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +110,7 @@ async def migrate(
         except (_StatementFailed, asyncpg.PostgresError) as error:
             cause = error.error if isinstance(error, _StatementFailed) else error
             if sqlstate(cause) not in _RETRIED or attempt == LOCK_TRIES - 1:
-                raise _to_refused_error(error, schema) if isinstance(error, _StatementFailed) else error from cause
+                raise await _to_library_error(connection, error, schema) from cause
             log.info("schema %s is locked by another session, trying again", schema.name)
         except ConnectionLost as error:
             raise DatabaseUnavailable(f"cannot migrate: {error.problem}") from error
@@ -118,13 +122,9 @@ async def _migrate_once(
     connection: PersistentConnection, schema: Schema, roles: str | None, *, repair_roles: bool
 ) -> list[int]:
     driver_connection = await connection.connect()
-    async with driver_connection.transaction():
+    async with driver_connection.transaction(isolation="read_committed"):
         await _run_file(driver_connection, SqlFile("settings", SETTINGS))
-        await driver_connection.execute(
-            "select pg_advisory_xact_lock(hashtextextended($1, 0))", f"gen_durable/{schema.name}"
-        )
-        installed = await read_installed(connection, schema)
-        check_can_migrate(installed, schema)
+        installed = await lock_installed(connection, schema)
         missing = _files_to_apply(schema, installed.version)
         for file in missing:
             await _run_file(driver_connection, file)
@@ -135,6 +135,21 @@ async def _migrate_once(
             for file in roles_files(schema, prefix, functions_installed=bool(missing)):
                 await _run_file(driver_connection, file)
     return [m.version for m in find_missing_migrations(schema, installed.version)]
+
+
+async def lock_installed(connection: PersistentConnection, schema: Schema) -> InstalledSchema:
+    """Keep other migrations and uninstalls out until the transaction of `connection` ends, and read what is installed.
+
+    Raises as `check_can_migrate`. There is nothing to lock before the first version is installed.
+    """
+    installed = await read_installed(connection, schema)
+    check_can_migrate(installed, schema)
+    if installed.version > 0:
+        driver_connection = await connection.connect()
+        await driver_connection.execute(schema.render("lock table @schema.migrations in share row exclusive mode"))
+        installed = await read_installed(connection, schema)
+        check_can_migrate(installed, schema)
+    return installed
 
 
 def roles_files(schema: Schema, prefix: str, *, functions_installed: bool) -> list[SqlFile]:
@@ -170,6 +185,24 @@ def _split_file(file: SqlFile) -> Iterator[_MigrationStatement]:
         yield _MigrationStatement(file.path, number, sql)
 
 
+async def _to_library_error(
+    connection: PersistentConnection, error: _StatementFailed | asyncpg.PostgresError, schema: Schema
+) -> Exception:
+    """The library's error; a lock that was not granted is reported with its holders."""
+    cause = error.error if isinstance(error, _StatementFailed) else error
+    if sqlstate(cause) == LOCK_TIMED_OUT:
+        place = f", at {_place_of(error.step)}" if isinstance(error, _StatementFailed) else ""
+        holders = await find_lock_holders(await connection.connect(), schema)
+        return DatabaseRefused(
+            f"cannot migrate schema {schema.name!r}: {describe_for_log(cause)}{place}. {describe_lock_holders(holders)}"
+        )
+    return _to_refused_error(error, schema) if isinstance(error, _StatementFailed) else error
+
+
+def _place_of(step: _MigrationStatement) -> str:
+    return f"statement {step.number} of {step.path} ({_first_line_of_code(step.sql)})"
+
+
 def _to_refused_error(failed: _StatementFailed, schema: Schema) -> DatabaseRefused:
     """The library's error. It repeats the server's message only for class 42, which quotes names and never values."""
     step, error = failed.step, failed.error
@@ -178,8 +211,7 @@ def _to_refused_error(failed: _StatementFailed, schema: Schema) -> DatabaseRefus
     is_about_names = (sqlstate(error) or "").startswith("42")
     reason = f"{message_of(error)} ({describe_for_log(error)})" if is_about_names else describe_for_log(error)
     return DatabaseRefused(
-        f"cannot migrate schema {schema.name!r}: {reason}, at statement {step.number} of {step.path} "
-        f"({_first_line_of_code(step.sql)}). Nothing was changed"
+        f"cannot migrate schema {schema.name!r}: {reason}, at {_place_of(step)}. Nothing was changed"
     )
 
 

@@ -1,6 +1,6 @@
 """Removes gen_durable from a database: its objects in one schema and, on request, its roles.
 
-All of it is one transaction under the advisory lock of `migrate`. Only what gen_durable has created is dropped, by name
+All of it is one transaction under the lock of `migrate`. Only what gen_durable has created is dropped, by name
 and without CASCADE: objects of others stay, and an object of others that depends on ours is a reason to refuse. The
 table of instances is locked before its rows are counted, so no instance can be inserted in between.
 """
@@ -17,11 +17,11 @@ from gen_durable.errors import DatabaseRefused, DatabaseUnavailable, SchemaConfl
 from gen_durable.pg.connection import PersistentConnection
 from gen_durable.pg.faults import ConnectionLost, message_of, sqlstate
 from gen_durable.pg.installed_version import SHOWN_OBJECTS, InstalledSchema, read_installed
-from gen_durable.pg.migrate import SETTINGS, check_can_migrate
+from gen_durable.pg.lock_holders import describe_lock_holders, find_lock_holders
+from gen_durable.pg.migrate import LOCK_TIMED_OUT, SETTINGS, check_can_migrate, lock_installed
 from gen_durable.store.schema import ROLES, OwnObjects, Schema, own_objects
 
 _DEPENDENTS_EXIST: Final = "2BP01"
-_LOCK_TIMED_OUT: Final = "55P03"
 _NO_RIGHT: Final = "42501"
 
 
@@ -64,18 +64,18 @@ async def uninstall(
     """
     driver_connection = await _connect(connection)
     try:
-        async with driver_connection.transaction():
+        async with driver_connection.transaction(isolation="read_committed"):
             await driver_connection.execute(SETTINGS)
-            await driver_connection.execute(
-                "select pg_advisory_xact_lock(hashtextextended($1, 0))", f"gen_durable/{schema.name}"
-            )
-            installed = await _require_installed(connection, schema)
+            installed = _check_installed(await lock_installed(connection, schema), schema)
             await _check_sessions(driver_connection, schema)
             await driver_connection.execute(schema.render("lock table @schema.instances in access exclusive mode"))
             content = await _read_content(driver_connection, schema, installed)
             _check_unused(content, schema, with_live_instances=with_live_instances)
             return await _drop_objects(driver_connection, schema, content.roles if with_roles else None)
     except asyncpg.PostgresError as error:
+        if sqlstate(error) == LOCK_TIMED_OUT:
+            holders = describe_lock_holders(await find_lock_holders(driver_connection, schema))
+            raise SchemaInUse(f"Cannot uninstall schema {schema.name!r}. {holders}") from error
         raise _to_library_error(error, schema) from error
 
 
@@ -89,6 +89,10 @@ async def _connect(connection: PersistentConnection) -> asyncpg.Connection[Any]:
 async def _require_installed(connection: PersistentConnection, schema: Schema) -> InstalledSchema:
     installed = await read_installed(connection, schema)
     check_can_migrate(installed, schema)
+    return _check_installed(installed, schema)
+
+
+def _check_installed(installed: InstalledSchema, schema: Schema) -> InstalledSchema:
     if installed.version == 0:
         raise SchemaMissing(f"Schema {schema.name!r} has no gen_durable: there is nothing to uninstall")
     return installed
@@ -183,8 +187,6 @@ def _to_library_error(error: asyncpg.PostgresError, schema: Schema) -> Exception
                 f"Other objects depend on those of schema {schema.name!r} "
                 f"({_shorten((error.detail or '').splitlines())}). Nothing was changed. Drop them first"
             )
-        case code if code == _LOCK_TIMED_OUT:
-            return SchemaInUse(f"Another session uses schema {schema.name!r}. Nothing was changed. End it first")
         case code if code == _NO_RIGHT:
             return DatabaseRefused(
                 f"cannot uninstall schema {schema.name!r}: {message_of(error)}. Nothing was changed. Run the command "

@@ -176,6 +176,7 @@ begin
   end loop;
   grant usage on schema @schema to @worker, @client, @producer, @reader, @viewer, @admin;
   grant select on @schema.migrations, @schema.installation to @client, @producer;
+  grant select on @schema.gate_locks to @viewer;  -- also its system columns, which the doctor reads
   for one in
     select c.oid::regclass as name, string_agg(quote_ident(a.attname), ', ') as columns
     from pg_catalog.pg_class c

@@ -11,7 +11,7 @@
 -- Concurrency: a ticket is a place in line. It has a slot if the executing rows and the tickets before it leave one.
 -- Blocked rows come after all tickets, since the steps that hold tickets run already.
 -- Rate: a token that arrives within a second is taken at once, and the step sleeps until then.
--- Locks: the policy (shared), then the gate.
+-- Locks: the gate. The policy is read under it, as set_limit changes a policy under the locks of all gates.
 -- Guarded by tests/store/test_acquire_limit.py, tests/interleavings/test_limits.py (test_enter_enter, test_enter_pick).
 create or replace function @schema.acquire_step_limit(
   instance bigint, epoch bigint, name text, part text, weight int, ticket bigint,
@@ -26,15 +26,24 @@ as $$
 #variable_conflict use_variable
 declare
   key constant text := name || coalesce('/' || part, '');
+  locked_kind text;
   policy record;
   place bigint;  -- in line
   moment timestamptz;
   deficit_seconds float8;  -- until the bucket holds enough tokens; negative if it holds more
 begin
   perform @schema.keys_of_limits(array[jsonb_build_array(jsonb_build_array(name, part, weight))]);
-  perform pg_advisory_xact_lock_shared(hashtext('@schema'), @schema.limit_lock_key(name));
-  select stored.kind, stored.slots, stored.period, stored.burst into policy
-  from @schema.limits stored where stored.name = name;
+  loop  -- until the policy was read under the lock of its gate; it may be replaced by one of the other kind meanwhile
+    select stored.kind, stored.slots, stored.period, stored.burst into policy
+    from @schema.limits stored where stored.name = name;
+    exit when policy.kind is null or policy.kind = locked_kind;
+    locked_kind := policy.kind;
+    perform from @schema.gate_locks lock
+    where lock.id = @schema.gate_lock_id(
+      @schema.gate_name(case locked_kind when 'rate' then 'rate' else 'slot' end, key)
+    )
+    for no key update;
+  end loop;
   is_lost := not exists (
     select from @schema.instances i
     where i.id = instance and i.claims = epoch and i.lease_expires_at is not null
@@ -45,9 +54,6 @@ begin
     is_granted := not is_lost;  -- the limit was removed after keys_of_limits had read it
     return;
   end if;
-  perform pg_advisory_xact_lock(
-    @schema.gate_lock_id(@schema.gate_name(case policy.kind when 'rate' then 'rate' else 'slot' end, key))
-  );
 
   if policy.kind = 'concurrency' then
     has_ticket := true;

@@ -15,8 +15,8 @@
 -- A row whose weight exceeds a since-lowered burst takes the whole bucket. Rows that are refused a token go to unblock,
 -- which gives the first of them a token_at.
 -- Index: instances_slot; primary keys of limits and rate_buckets.
--- Locks: policies (shared) and gates, by try-lock, then rows as lock_more_rows_to_block.sql. The lock on a gate keeps
--- the counts true until commit, the shared lock on the policy keeps the limit unchanged.
+-- Locks: gates with SKIP LOCKED, then rows as lock_more_rows_to_block.sql. The lock on a gate keeps the counts true and
+-- the policy unchanged until commit (lock_limit_gates.sql).
 -- Long because: one statement decides about slots and tokens together, and its parts share the candidates.
 -- Guarded by tests/store/test_limits.py, tests/interleavings/test_limits.py (test_pick_pick_of_one_slot,
 -- test_policy_pick_fewer_slots).
@@ -55,8 +55,10 @@ begin
     cross join lateral (values (@schema.gate_name('slot', i.slot_key)), (@schema.gate_name('rate', i.rate_key))) as either (gate)
     where i.ctid = any (found_rows) and either.gate is not null
   ) as wanted
-  where pg_try_advisory_xact_lock_shared(hashtext('@schema'), @schema.limit_lock_key(@schema.key_of_gate(wanted.gate)))
-    and pg_try_advisory_xact_lock(@schema.gate_lock_id(wanted.gate));
+  cross join lateral (
+    select from @schema.gate_locks lock where lock.id = @schema.gate_lock_id(wanted.gate)
+    for no key update skip locked
+  ) as locked;
 
   -- Objects instead of joins: a call may concern hundreds of gates, and nested loops would compare all pairs.
   is_locked := (select coalesce(jsonb_object_agg(locked.gate, true), '{}') from unnest(locked_gates) as locked (gate));

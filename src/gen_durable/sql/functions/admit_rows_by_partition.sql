@@ -12,7 +12,7 @@
 -- a row it unblocks the next of the slot, under the lock of the slot's gate; if that lock is taken, the row stays due.
 -- Index: instances_partition (executing rows), instances_partition_order, instances_blocked and
 -- instances_partition_admitted (heads).
--- Locks: the gates of the keys, then those of the slots, by try-lock. The lock on a key keeps "no row executes, and
+-- Locks: the gates of the keys, then those of the slots, with SKIP LOCKED. The lock on a key keeps "no row executes, and
 -- this row is the head" true until commit. The statements after it have a later snapshot, so they see what the previous
 -- holder of the lock has written.
 -- Guarded by tests/interleavings/test_claim_claim.py, tests/store/test_partition.py, test_gates.py.
@@ -46,7 +46,10 @@ begin
     select distinct i.partition_key as key from @schema.instances i
     where i.ctid = any (found_rows) and i.partition_key is not null
   ) as wanted
-  where pg_try_advisory_xact_lock(@schema.gate_lock_id(@schema.gate_name('partition', wanted.key)));
+  cross join lateral (
+    select from @schema.gate_locks lock where lock.id = @schema.gate_lock_id(@schema.gate_name('partition', wanted.key))
+    for no key update skip locked
+  ) as locked;
 
   with candidate as materialized (
     select i.ctid as tid, i.id, i.partition_key as key from @schema.instances i where i.ctid = any (found_rows)
@@ -101,7 +104,10 @@ begin
         select distinct @schema.gate_name('slot', i.slot_key) as gate from @schema.instances i
         where i.ctid = any (blocked) and i.slot_key is not null
       ) as wanted
-      where pg_try_advisory_xact_lock(@schema.gate_lock_id(wanted.gate))
+      cross join lateral (
+        select from @schema.gate_locks lock where lock.id = @schema.gate_lock_id(wanted.gate)
+        for no key update skip locked
+      ) as locked
     );
     contended := contended + cardinality(blocked);
     blocked := array(

@@ -6,8 +6,9 @@
 -- Keys of a limit are its name, or 'NAME/PARTITION'; '0' is the character after '/', so NAME/ .. NAME0 is the range of
 -- the latter.
 -- Index: instances_token_due, instances_blocked, stepping from gate to gate.
--- Locks: the caller holds the policy alone; rows in the order of ids, then gates as unblock does.
--- Guarded by tests/interleavings/test_policy.py (test_policy_cancel), test_lock_order.py, tests/store/test_guards.py.
+-- Locks: the caller holds the gates of all limits (lock_limit_gates.sql), so rows with SKIP LOCKED: one that is skipped
+-- got its token_at after lock_limit_gates had read them, and keeps it.
+-- Guarded by tests/interleavings/test_policy.py (test_reapply_cancel), tests/store/test_guards.py, test_no_waiting.py.
 create or replace function @schema.reapply_limit(name text)
 returns text[]
 language plpgsql
@@ -32,10 +33,8 @@ begin
   );
   update @schema.instances i set blocked_on = @schema.gate_name('rate', i.rate_key), token_at = null
   where i.id = any (array(
-    select locked.id from (
-      select i.id, i.token_at from @schema.instances i where i.id = any (scheduled_ids) order by i.id for no key update
-    ) as locked
-    where locked.token_at > clock_timestamp()
+    select i.id from @schema.instances i where i.id = any (scheduled_ids) and i.token_at > clock_timestamp()
+    for no key update skip locked
   ));
 
   foreach gate in array array[@schema.gate_name('rate', name), @schema.gate_name('slot', name)] loop

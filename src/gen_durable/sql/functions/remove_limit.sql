@@ -13,10 +13,11 @@ set plan_cache_mode = force_generic_plan
 as $$
 #variable_conflict use_variable
 begin
-  perform pg_advisory_xact_lock(hashtext('@schema'), @schema.limit_lock_key(name));
+  perform from @schema.gate_locks lock where lock.id = -1 - (hashtext(name) & 63) for no key update;
   delete from @schema.limits stored where stored.name = name;
   removed := found;
   if removed then
+    perform @schema.lock_limit_gates(name);
     delete from @schema.rate_buckets bucket
     where bucket.key = name or (bucket.key > name || '/' and bucket.key < name || '0');
     woken_queues := @schema.reapply_limit(name);

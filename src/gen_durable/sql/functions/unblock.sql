@@ -2,8 +2,8 @@
 --
 -- Parameters:
 --   gates         what may be free (gate_name.sql)
---   should_wait   wait for the lock of each gate; if false, skip gates that another session has locked, and limits
---                 whose policy is being changed: set_limit unblocks their rows itself, by the new policy
+--   should_wait   wait for the lock of each gate; if false, skip gates that another session has locked, as set_limit
+--                 does with the gates of all limits: it unblocks the rows of its limit itself
 --   is_cautious   as in unblock_slots.sql
 --   claimed_rows  rows that the caller is about to claim, as in unblock_rate.sql
 -- Returns the queues of the unblocked rows.
@@ -36,18 +36,17 @@ begin
     perform @schema.require_read_committed();
   end if;
   if should_wait then
-    perform pg_advisory_xact_lock(ordered.lock_id)
-    from (
-      select distinct @schema.gate_lock_id(freed.gate) as lock_id from unnest(gates) as freed (gate) order by 1
-    ) as ordered;
+    perform from @schema.gate_locks lock
+    where lock.id = any (array(select @schema.gate_lock_id(freed.gate) from unnest(gates) as freed (gate)))
+    order by lock.id
+    for no key update;
   else
     locked_gates := array(
       select freed.gate from unnest(gates) as freed (gate)
-      where (
-          starts_with(freed.gate, 'partition/')
-          or pg_try_advisory_xact_lock_shared(hashtext('@schema'), @schema.limit_lock_key(@schema.key_of_gate(freed.gate)))
-        )
-        and pg_try_advisory_xact_lock(@schema.gate_lock_id(freed.gate))
+      cross join lateral (
+        select from @schema.gate_locks lock where lock.id = @schema.gate_lock_id(freed.gate)
+        for no key update skip locked
+      ) as locked
     );
   end if;
 
