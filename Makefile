@@ -58,6 +58,7 @@ help:
 	@echo '  make test     run all tests on the embedded Postgres (about six minutes on two cores)'
 	@echo '  make test-fast     the tests of single parts: no killed processes, no interleavings'
 	@echo '  make test-plans    the query plans, on a throw-away cluster of postgresql-15 (root installs it)'
+	@echo '  make test-roles    the rights of every role, function by function (PG=15, POOLER=1)'
 	@echo '  make limits-long   run the tests of limits for minutes instead of seconds, with the documented bounds'
 	@echo '  make test-long     the random tests of `make test` at full length (about three minutes)'
 	@echo '  make interleavings    run all interleavings of two sessions, a large sample of three (SAMPLES=1000 SEED=7)'
@@ -110,6 +111,11 @@ test-fast: $(READY)
 .PHONY: test-plans
 test-plans: $(READY)
 	$(BIN)/python scripts/postgres15 -- env GEN_DURABLE_TEST_PLANS=required $(BIN)/pytest -n 2 --dist loadfile -q tests/store/test_plans*.py $(ARGS)
+
+# Rights are checked by Postgres and by our functions: both differ between versions, and a pooler shares connections.
+.PHONY: test-roles
+test-roles: $(READY)
+	$(WITH_PG) $(WITH_POOLER) $(BIN)/pytest -n 2 --dist loadfile -q $(addprefix tests/security/,test_role_matrix.py test_roles.py test_roles_on_a_used_schema.py) $(ARGS)
 
 .PHONY: limits-long
 limits-long: $(READY)
