@@ -109,7 +109,7 @@ declare
   queues_to_wake text[];
   queue_reports jsonb;
 begin
-  for queue_number in 1..cardinality(queues) loop
+  for queue_number in 1..coalesce(cardinality(queues), 0) loop
     queue_name := queues[queue_number];
     demand := demands[queue_number];
     next_at := null;

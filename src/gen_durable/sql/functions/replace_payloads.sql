@@ -22,11 +22,11 @@ declare
   free bigint[];
   same_row text;
 begin
-  if not source || '.' || part = any (array[
+  if (source || '.' || part = any (array[
     'instances.state', 'instances.result', 'instances.last_error', 'instances.last_traceback', 'signals.payload',
     'transitions.state', 'transitions.error', 'transitions.traceback', 'checkpoints.value', 'activities.parameters',
     'activities.result', 'activities.error', 'progress.message', 'progress.detail'
-  ]) then
+  ])) is not true then
     raise exception 'no payload is in %.%', source, part using errcode = '22023';
   end if;
   free := array(

@@ -26,6 +26,10 @@ begin
     raise exception 'at most % instances go in one call, got %', max_rows, cardinality(fsms) using errcode = '22023';
   end if;
 
+  if greatest(array_ndims(fsms), array_ndims(steps), array_ndims(queues)) > 1 then
+    raise exception 'machines, steps and queues must be arrays of one dimension' using errcode = '22023';
+  end if;
+
   -- Most calls insert one machine into one queue: then looking at the first name is enough.
   if (
     fsms[1] ~ name_pattern and steps[1] ~ name_pattern and queues[1] ~ name_pattern

@@ -32,6 +32,9 @@ declare
   refusals boolean[];      -- whether a large inbox takes no more of the name; null if no inbox is large
 begin
   perform @schema.require_small_call(cardinality(targets), 100000);  -- as many as the first signals of a batch
+  if cardinality(names) < greatest(cardinality(targets), cardinality(keys)) is not false then
+    raise exception 'each signal needs a name' using errcode = '22023';
+  end if;
   perform @schema.require_valid_signals(names, payloads, dedup_keys);
   select array_agg(coalesce(given.id, holder.id) order by given.ord) into resolved
   from unnest(targets, keys) with ordinality as given (id, key, ord)
