@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import random
 from datetime import UTC, datetime
 from typing import Any
@@ -15,7 +15,7 @@ from tests.support.fuzz_values import INTEGERS, TEXTS, Values
 from tests.support.length import short_or_long
 
 from gen_durable import Finished
-from gen_durable.errors import DatabaseRefused, DurableError
+from gen_durable.errors import DatabaseRefused, GenDurableError, InputError
 
 ROUNDS = short_or_long(150, 5000)
 FILTERS = (
@@ -24,7 +24,7 @@ FILTERS = (
 )
 ENVELOPES = (
     *('"encrypted:1:"', '"encrypted:1:AAAA"', '"encrypted:2:AAAA"', '"encrypted:"', '"encrypted:1:!!"', "null", "[]"),
-    *('{"text": 1}', '{"count": "x"}', '"' + "x" * 10_000 + '"', "1e400", "[" * 60 + "]" * 60, '{"": null}', "-0.0"),
+    *('{"text": 1}', '{"count": "x"}', '"' + "x" * 10_000 + '"', "[" * 60 + "]" * 60, '{"": null}', "-0.0"),
 )
 
 
@@ -32,7 +32,13 @@ def value(chance: random.Random) -> Any:
     return chance.choice(
         (
             *(chance.choice(TEXTS), chance.choice(INTEGERS), 1.5, None, True, b"\x00\xff", [], {}, "failed", ["done"]),
-            *({"a": chance.choice(TEXTS)}, datetime.max.replace(tzinfo=UTC), datetime.min, float("nan"), object()),
+            *(
+                {"a": chance.choice(TEXTS)},
+                datetime.max.replace(tzinfo=UTC),
+                datetime.min.replace(tzinfo=UTC),
+                float("nan"),
+                object(),
+            ),
         )
     )
 
@@ -42,15 +48,21 @@ async def test_filters_and_cursors(engine: Opening) -> None:
     chance = random.Random(1)
     async with engine() as e:
         one = await e.app.insert(echo, Secret("x"), unique_key="k", metadata={"a": 1})
+        refused, answered = [], 0
         for _ in range(ROUNDS):
-            filters: Any = {name: value(chance) for name in chance.sample(FILTERS, chance.randrange(4))}
-            after: Any = chance.choice((None, "i1", "ifffffffffffffff", "i", "", "x", 3, "i" + "f" * 17, "i-1"))
-            page: Any = chance.choice((1, 50, 0, -1, 10**9, "x", None))
-            for call in (e.app.list(**filters, after=after, page=page), e.app.count(**filters)):
+            filters: Any = {name: value(chance) for name in chance.sample(FILTERS, chance.choice((0, 1, 1, 2, 3)))}
+            after: Any = chance.choice((None, None, "i1", "ifffffffffffffff", "i", "", "x", 3, "i" + "f" * 17, "i-1"))
+            limit: Any = chance.choice((1, 50, 1000, 0, -1, 10**9, "x", None))
+            for call in (e.app.list(**filters, after=after, limit=limit), e.app.count(**filters)):
                 try:
                     await call
-                except (DurableError, TypeError, ValueError) as error:
-                    assert not isinstance(error, DatabaseRefused), (filters, after, page, error)
+                    answered += 1
+                except DatabaseRefused as error:
+                    refused.append((filters, after, limit, error))
+                except InputError:
+                    pass
+        assert refused == []
+        assert answered > ROUNDS / 10
         assert [found.id for found in await e.app.list(unique_key="k")] == [one.id]
 
 
@@ -62,7 +74,6 @@ async def test_envelopes(engine: Opening, has_codec: bool) -> None:
     async with engine(codec=codec) as e:
         total = short_or_long(40, 1000)
         payloads = [*ENVELOPES, *(values.document(3) for _ in range(total))]
-        payloads = [text for text in payloads if _is_jsonb(text)]
         for number, text in enumerate(payloads):
             machine, step = (("Waiter", "wait"), ("Vault", "work"), ("echo", "run"))[number % 3]
             await e.rows.fetch("select @.insert($1, $2, $3::text::jsonb)", machine, step, text)
@@ -73,22 +84,10 @@ async def test_envelopes(engine: Opening, has_codec: bool) -> None:
             for text in payloads:
                 await e.rows.fetch("select @.signal($1::bigint, 'told', $2::text::jsonb)", waiting.id, text)
             await e.rows.until(vault, status="awaiting_signal")
-            await e.rows.fetch(
-                "insert into @.checkpoints select i.id, now(), i.visit, 1, 1, '[7]' from @.instances i "
-                "on conflict (instance_id) do update set value = excluded.value, format = 77"
-            )
+            await e.rows.fetch("update @.checkpoints set value = '[7]', format = 77")
             last = await e.app.insert(echo, Secret("last"))
             assert await e.end(last) == Finished(last.id, Secret("last"))
         for row in await e.rows.fetch("select id from @.instances"):
             for read in (e.app.get, e.app.history, e.app.activities, e.app.checkpoint, e.app.progress):
-                try:
+                with contextlib.suppress(GenDurableError):
                     await read(row[0])
-                except DurableError:
-                    pass
-
-
-def _is_jsonb(text: str) -> bool:
-    try:
-        return json.loads(text) is not NotImplemented and text != "1e400"
-    except ValueError:
-        return False
