@@ -74,6 +74,7 @@ help:
 	@echo '  make bench-look    measure list and count on 3 M rows, filter by filter (ARGS="--rows 100k")'
 	@echo '  make chaos-failover   switch, kill and freeze the leader of two Patroni nodes under load (root installs postgresql-15)'
 	@echo '  make fuzz-sizes   run payloads up to their bounds for five minutes (MINUTES=5 SEED=7) beside a heartbeat job'
+	@echo '  make hostile  run hostile logins of every role beside a normal load for five minutes (MINUTES=5 SEED=7)'
 	@echo '  make chaos    inject faults around the engine for ten minutes, then account for every step'
 	@echo '  make fmt      format the code and apply the safe fixes'
 	@echo '  make lock     write the constraints files, with hashes; ARGS=--upgrade takes the newest versions (needs an index)'
@@ -124,7 +125,7 @@ limits-long: $(READY)
 # Every test that tests/support/length.py makes shorter.
 .PHONY: test-long
 test-long: $(READY)
-	$(WITH_PG) env GEN_DURABLE_TEST_LONG=1 $(BIN)/pytest $(PARALLEL) -q tests/model tests/tools/test_fuzz_sizes.py tests/store/test_limits_fuzz.py tests/store/test_gates_fuzz.py tests/store/test_paging.py $(ARGS)
+	$(WITH_PG) env GEN_DURABLE_TEST_LONG=1 $(BIN)/pytest $(PARALLEL) -q tests/model tests/tools/test_fuzz_sizes.py tests/store/test_limits_fuzz.py tests/store/test_gates_fuzz.py tests/store/test_paging.py tests/security/test_fuzz_functions.py tests/security/test_fuzz_payloads.py $(ARGS)
 
 .PHONY: interleavings
 interleavings: $(READY)
@@ -181,6 +182,11 @@ chaos-failover: $(READY)
 fuzz-sizes: MINUTES = 5
 fuzz-sizes: $(READY)
 	$(WITH_PG) $(BIN)/python -m tools.fuzz_sizes --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+.PHONY: hostile
+hostile: MINUTES = 5
+hostile: $(READY)
+	$(WITH_PG) $(BIN)/python -m tools.hostile --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 .PHONY: chaos
 chaos: $(READY)
