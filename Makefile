@@ -58,6 +58,7 @@ help:
 	@echo '  make test     run all tests on the embedded Postgres (about six minutes on two cores)'
 	@echo '  make test-fast     the tests of single parts: no killed processes, no interleavings'
 	@echo '  make test-plans    the query plans, on a throw-away cluster of postgresql-15 (root installs it)'
+	@echo '  make test-roles    the rights of every role, function by function (PG=15, POOLER=1)'
 	@echo '  make limits-long   run the tests of limits for minutes instead of seconds, with the documented bounds'
 	@echo '  make test-long     random tests and faults at full length, and each benchmark once (about four minutes)'
 	@echo '  make interleavings    run all interleavings of two sessions, a large sample of three (SAMPLES=1000 SEED=7)'
@@ -74,6 +75,7 @@ help:
 	@echo '  make bench-look    measure list and count on 3 M rows, filter by filter (ARGS="--rows 100k")'
 	@echo '  make chaos-failover   switch, kill and freeze the leader of two Patroni nodes under load (root installs postgresql-15)'
 	@echo '  make fuzz-sizes   run payloads up to their bounds for five minutes (MINUTES=5 SEED=7) beside a heartbeat job'
+	@echo '  make hostile  run hostile logins of every role beside a normal load for five minutes (MINUTES=5 SEED=7)'
 	@echo '  make chaos    inject faults around the engine for ten minutes, then account for every step'
 	@echo '  make fmt      format the code and apply the safe fixes'
 	@echo '  make lock     write the constraints files, with hashes; ARGS=--upgrade takes the newest versions (needs an index)'
@@ -111,6 +113,11 @@ test-fast: $(READY)
 .PHONY: test-plans
 test-plans: $(READY)
 	$(BIN)/python scripts/postgres15 -- env GEN_DURABLE_TEST_PLANS=required $(BIN)/pytest -n 2 --dist loadfile -q tests/store/test_plans*.py $(ARGS)
+
+# Rights are checked by Postgres and by our functions: both differ between versions, and a pooler shares connections.
+.PHONY: test-roles
+test-roles: $(READY)
+	$(WITH_PG) $(WITH_POOLER) $(BIN)/pytest -n 2 --dist loadfile -q $(addprefix tests/security/,test_role_matrix.py test_roles.py test_roles_on_a_used_schema.py) $(ARGS)
 
 .PHONY: limits-long
 limits-long: $(READY)
@@ -180,6 +187,11 @@ chaos-failover: $(READY)
 fuzz-sizes: MINUTES = 5
 fuzz-sizes: $(READY)
 	$(WITH_PG) $(BIN)/python -m tools.fuzz_sizes --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+.PHONY: hostile
+hostile: MINUTES = 5
+hostile: $(READY)
+	$(WITH_PG) $(BIN)/python -m tools.hostile --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 .PHONY: chaos
 chaos: $(READY)

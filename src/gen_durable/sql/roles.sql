@@ -43,6 +43,7 @@ begin
     from pg_catalog.pg_rewrite rule
     join pg_catalog.pg_class c on c.oid = rule.ev_class and c.relnamespace = '@schema'::regnamespace
     where c.relkind <> 'v' or rule.rulename <> '_RETURN'
+      or rule.xmin <> pg_catalog.pg_current_xact_id()::xid  -- as for functions: a view of ours was installed just now
     union all
     select pg_catalog.pg_describe_object('pg_catalog.pg_policy'::regclass, policy.oid, 0)
     from pg_catalog.pg_policy policy
@@ -54,14 +55,47 @@ begin
     join pg_catalog.pg_class c on c.oid = i.indexrelid and c.relnamespace = '@schema'::regnamespace
     where c.relname <> all (indexes) and (i.indexprs is not null or i.indpred is not null)
     union all
-    -- A constraint or default that calls a function. Those of Postgres itself are not listed as dependencies.
+    -- A column, default, constraint or index that uses a function, operator, type or table from elsewhere. What Postgres
+    -- itself brings is not listed as a dependency.
     select pg_catalog.pg_describe_object(d.classid, d.objid, d.objsubid)
     from pg_catalog.pg_depend d
-    join pg_catalog.pg_proc p on p.oid = d.refobjid and p.pronamespace <> '@schema'::regnamespace
     left join pg_catalog.pg_constraint k on d.classid = 'pg_catalog.pg_constraint'::regclass and k.oid = d.objid
     left join pg_catalog.pg_attrdef a on d.classid = 'pg_catalog.pg_attrdef'::regclass and a.oid = d.objid
-    join pg_catalog.pg_class c on c.oid = coalesce(k.conrelid, a.adrelid) and c.relnamespace = '@schema'::regnamespace
-    where d.refclassid = 'pg_catalog.pg_proc'::regclass
+    join pg_catalog.pg_class c on c.relnamespace = '@schema'::regnamespace and c.oid = coalesce(
+      k.conrelid, a.adrelid, case when d.classid = 'pg_catalog.pg_class'::regclass then d.objid end
+    )
+    left join pg_catalog.pg_proc p on d.refclassid = 'pg_catalog.pg_proc'::regclass and p.oid = d.refobjid
+    left join pg_catalog.pg_operator o on d.refclassid = 'pg_catalog.pg_operator'::regclass and o.oid = d.refobjid
+    left join pg_catalog.pg_opclass oc on d.refclassid = 'pg_catalog.pg_opclass'::regclass and oc.oid = d.refobjid
+    left join pg_catalog.pg_type t on d.refclassid = 'pg_catalog.pg_type'::regclass and t.oid = d.refobjid
+    left join pg_catalog.pg_class used on d.refclassid = 'pg_catalog.pg_class'::regclass and used.oid = d.refobjid
+    where coalesce(p.pronamespace, o.oprnamespace, oc.opcnamespace, t.typnamespace, used.relnamespace) <> c.relnamespace
+    union all
+    -- A child's rows would be read as ours; whoever may read a parent reads its children.
+    select pg_catalog.pg_describe_object('pg_catalog.pg_class'::regclass, heir.inhrelid, 0)
+    from pg_catalog.pg_inherits heir
+    join pg_catalog.pg_class c on c.oid = heir.inhparent and c.relnamespace = '@schema'::regnamespace and c.relkind = 'r'
+    union all
+    -- A foreign key of another table keeps rows from being deleted.
+    select pg_catalog.pg_describe_object('pg_catalog.pg_constraint'::regclass, k.oid, 0)
+    from pg_catalog.pg_constraint k
+    join pg_catalog.pg_class c on c.oid = k.confrelid and c.relnamespace = '@schema'::regnamespace
+    where k.connamespace <> c.relnamespace
+    union all
+    -- ANALYZE evaluates the expressions of statistics, wherever those are, with the rights of the table's owner.
+    select pg_catalog.pg_describe_object('pg_catalog.pg_statistic_ext'::regclass, s.oid, 0)
+    from pg_catalog.pg_statistic_ext s
+    join pg_catalog.pg_class c on c.oid = s.stxrelid and c.relnamespace = '@schema'::regnamespace
+    union all
+    -- A cast is in no schema, and is used whatever the search_path is.
+    select pg_catalog.pg_describe_object('pg_catalog.pg_cast'::regclass, every_cast.oid, 0)
+    from pg_catalog.pg_cast every_cast
+    join pg_catalog.pg_type t on t.oid in (every_cast.castsource, every_cast.casttarget)
+    where t.typnamespace = '@schema'::regnamespace
+    union all
+    select format('row level security of table %s', c.oid::regclass)
+    from pg_catalog.pg_class c
+    where c.relnamespace = '@schema'::regnamespace and (c.relrowsecurity or c.relforcerowsecurity)
   ) as every) as object;
   if found is not null then
     raise exception 'schema @schema holds objects that are not gen_durable''s: %. Drop them or move them to another schema', found
@@ -150,6 +184,9 @@ begin
       select 'schema' as kind, n.oid::regnamespace::text as name, n.nspowner as owner,
         coalesce(n.nspacl, pg_catalog.acldefault('n', n.nspowner)) as rights
       from pg_catalog.pg_namespace n where n.oid = '@schema'::regnamespace
+      union all
+      select 'type', t.oid::regtype::text, t.typowner, coalesce(t.typacl, pg_catalog.acldefault('T', t.typowner))
+      from pg_catalog.pg_type t where t.typnamespace = '@schema'::regnamespace and t.typname = any (@types)
       union all
       select case c.relkind when 'S' then 'sequence' else 'table' end, c.oid::regclass::text, c.relowner, c.relacl
       from pg_catalog.pg_class c where c.relnamespace = '@schema'::regnamespace and c.relkind in ('r', 'v', 'S')

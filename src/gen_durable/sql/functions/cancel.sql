@@ -55,8 +55,10 @@ begin
   order by i.id
   for no key update;
 
-  select array_agg(case when given.key is null or (i.unique_guard = given.key and i.finished_at is null) then i.id end order by given.ord),
-    array_agg(i.status::text order by given.ord)
+  -- Not null for a call without targets: array_fill would raise an error.
+  select coalesce(array_agg(
+      case when given.key is null or (i.unique_guard = given.key and i.finished_at is null) then i.id end order by given.ord
+    ), '{}'), array_agg(i.status::text order by given.ord)
   into live_ids, statuses
   from unnest(target_ids, keys) with ordinality as given (id, key, ord)
   left join @schema.instances i on i.id = given.id;

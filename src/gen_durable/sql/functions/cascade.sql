@@ -1,7 +1,8 @@
 -- cascade: cancel one batch of the children listed in `cascades`: children of cancelled instances, and of instances
 -- that continued without them.
 --
--- Parameters: batch, the most children to cancel; of_origin, only those of this cancelled tree, null for any.
+-- Parameters: batch, the most children to cancel; of_origin, only those of this cancelled tree, null for any. A login that
+-- may change only its own instances (may_change_others.sql) must name one of them: for any other tree nothing is listed.
 -- Returns how many ended and how many execute and got a cancel request; woken_queues, cascade_origins and
 -- workers_with_cancel_requests as in cancel; more, whether entries are left; refused, children whose rows the database does not
 -- let change, and refusal, the SQLSTATE of one of them.
@@ -44,6 +45,10 @@ declare
   unblocked text[];
   outcome record;
 begin
+  if session_user <> current_user and not @schema.may_change_others() and (@schema.own_ids(array[of_origin]))[1] is null then
+    return query select 0, 0, null::text[], null::bigint[], null::text[], false, null::bigint[], null::text;
+    return;
+  end if;
   select array_agg(entry.id) into entry_ids
   from (
     select entry.id from @schema.cascades entry where of_origin is null or entry.origin = of_origin

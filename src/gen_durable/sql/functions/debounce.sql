@@ -118,8 +118,10 @@ begin
   select * into debounced
   from @schema.debounce(convert_to(key, 'UTF8'), start - 'id', extract(epoch from max_delay)::float8, null, null);
   if debounced.verdict = 'taken' then
-    raise exception 'the unique key is taken by instance %, which cannot be postponed', debounced.target
-      using errcode = 'GD001', detail = encode(convert_to(key, 'UTF8'), 'hex'), hint = debounced.target::text;
+    -- Without an id it is the instance of a login that the caller may not know.
+    raise exception 'the unique key is taken by %, which cannot be postponed',
+      coalesce('instance ' || debounced.target, 'an instance of another login')
+      using errcode = 'GD001', detail = encode(convert_to(key, 'UTF8'), 'hex'), hint = coalesce(debounced.target::text, '');
   end if;
   if notify then
     perform @schema.notify_workers('queue', array[debounced.woken_queue]),

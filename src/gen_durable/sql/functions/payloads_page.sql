@@ -85,6 +85,8 @@ begin
             > (coalesce(after[1]::bigint, 0), coalesce(after[2], ''), coalesce(after[3], ''))
           and (instances is null or report.instance_id = any (instances))
         order by report.instance_id, report.step, report.branch limit batch;
+    else
+      raise exception 'no payload is in table %', source using errcode = '22023';
   end case;
 end
 $$;

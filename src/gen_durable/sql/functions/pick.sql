@@ -116,7 +116,7 @@ begin
   if call_size > 100000 then
     perform @schema.require_small_call(call_size, 100000);
   end if;
-  for queue_number in 1..cardinality(queues) loop
+  for queue_number in 1..coalesce(cardinality(queues), 0) loop
     queue_name := queues[queue_number];
     demand := demands[queue_number];
     next_at := null;

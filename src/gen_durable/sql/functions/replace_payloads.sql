@@ -25,11 +25,11 @@ begin
   perform @schema.require_small_call(greatest(
     jsonb_array_length(keys), cardinality(instances), cardinality(former), cardinality(fresh)
   ), 100000);
-  if not source || '.' || part = any (array[
+  if (source || '.' || part = any (array[
     'instances.state', 'instances.result', 'instances.last_error', 'instances.last_traceback', 'signals.payload',
     'transitions.state', 'transitions.error', 'transitions.traceback', 'checkpoints.value', 'activities.parameters',
     'activities.result', 'activities.error', 'progress.message', 'progress.detail'
-  ]) then
+  ])) is not true then
     raise exception 'no payload is in %.%', source, part using errcode = '22023';
   end if;
   free := array(

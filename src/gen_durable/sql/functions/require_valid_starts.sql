@@ -21,6 +21,20 @@ declare
   max_seconds constant float8 := 36500 * 86400.0;
   problem text;
 begin
+  if greatest(array_ndims(fsms), array_ndims(steps), array_ndims(queues)) > 1 then
+    raise exception 'machines, steps and queues must be arrays of one dimension' using errcode = '22023';
+  end if;
+
+  if (cardinality(fsms) = all (array[cardinality(versions), cardinality(steps), cardinality(states), cardinality(queues)])
+    and cardinality(fsms) >= all (array_remove(array[
+      cardinality(partition_keys), cardinality(delays), cardinality(schedule_ats), cardinality(unique_keys),
+      cardinality(groups), cardinality(metadatas), cardinality(keeps)
+    ], null))) is not true
+  then
+    raise exception 'each instance needs a machine, version, step, state and queue, and no other array may be longer'
+      using errcode = '22023';
+  end if;
+
   -- Most calls insert one machine into one queue: then looking at the first name is enough.
   if (
     fsms[1] ~ name_pattern and steps[1] ~ name_pattern and queues[1] ~ name_pattern

@@ -34,6 +34,9 @@ begin
   perform @schema.require_small_call(greatest(
     cardinality(targets), cardinality(keys), cardinality(names), cardinality(payloads), cardinality(dedup_keys)
   ), 100000);  -- as many as the first signals of a batch
+  if cardinality(names) < greatest(cardinality(targets), cardinality(keys)) is not false then
+    raise exception 'each signal needs a name' using errcode = '22023';
+  end if;
   perform @schema.require_valid_signals(names, payloads, dedup_keys);
   select array_agg(coalesce(given.id, holder.id) order by given.ord) into resolved
   from unnest(targets, keys) with ordinality as given (id, key, ord)

@@ -10,8 +10,8 @@
 -- recognised even if the instance that the first one started has ended. It is looked for while this transaction has the
 -- key, by the lock on its holder or by its own new row: no instance of the key can begin or end in between.
 -- Index: instances_unique, instances_key, signals_dedup.
--- For a login that may change only its own instances (may_change_others.sql), a holder of another is 'no_target'; its
--- row is not locked.
+-- For a login that may change only its own instances (may_change_others.sql), a holder of another is 'no_target', its
+-- row is not locked, and the dedup keys of others do not count.
 -- Locks: the holder's row; without one the key, as insert. A holder that ends while its lock is waited for leaves the key
 -- free, and a key that is taken while it is inserted has a holder: each is seen by the next try.
 -- Guarded by tests/interleavings/test_signal_or_start.py.
@@ -56,7 +56,8 @@ begin
     if dedup_key is not null then
       select s.target_id into receiver
       from (
-        select i.id from @schema.instances i where i.unique_key = key and i.id is distinct from new_id
+        select i.id from @schema.instances i
+        where i.unique_key = key and i.id is distinct from new_id and (changes_all or i.inserted_by = login)
         order by i.id desc limit 1000
       ) as earlier
       join @schema.signals s on s.target_id = earlier.id and s.dedup_key = signal_or_start.dedup_key

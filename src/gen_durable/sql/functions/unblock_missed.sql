@@ -36,7 +36,7 @@ begin
       for update skip locked
     ));
   end if;
-  for visited in 1..batch loop
+  for visited in 1..coalesce(batch, 0) loop
     select i.blocked_on into gate from @schema.instances i where i.blocked_on > gate order by i.blocked_on limit 1;
     exit when not found;
     if visited > skip then
