@@ -68,6 +68,7 @@ WORKER = CLIENT | {
         "release_claims",
         "gc",
         "gc_kept_rows",
+        "gc_allocated_ids",
         "declare_retentions",
         "declared_retentions",
         "trim_history",

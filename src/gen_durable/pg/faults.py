@@ -111,6 +111,13 @@ def detail_and_hint_of(error: BaseException) -> tuple[str | None, str | None]:
     return getattr(error, "detail", None), getattr(error, "hint", None)
 
 
+def constraint_of(error: BaseException) -> str | None:
+    """The constraint or unique index that a statement would have violated."""
+    diagnostics = getattr(error, "diag", error)  # psycopg, asyncpg
+    name = getattr(diagnostics, "constraint_name", None)
+    return name if isinstance(name, str) else None
+
+
 def message_of(error: BaseException) -> str:
     """The message of a server error, without DETAIL and HINT."""
     if isinstance(error, asyncpg.PostgresError):

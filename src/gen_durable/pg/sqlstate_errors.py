@@ -6,7 +6,11 @@ Messages never repeat the server's own text, which may quote a payload; the SQL 
 from __future__ import annotations
 
 from gen_durable.errors import DatabaseRefused, Duplicate, GenDurableError, InputError, UnknownLimit
-from gen_durable.pg.faults import READ_ONLY_DATABASE, detail_and_hint_of, message_of, sqlstate
+from gen_durable.pg.faults import READ_ONLY_DATABASE, constraint_of, detail_and_hint_of, message_of, sqlstate
+
+
+class IdTaken(DatabaseRefused):
+    """An id that was allocated for a new instance cannot be used: draw another one, and encrypt again."""
 
 
 def to_error(error: BaseException, operation: str, schema: str) -> GenDurableError:
@@ -21,6 +25,10 @@ def to_error(error: BaseException, operation: str, schema: str) -> GenDurableErr
             return InputError(f"{operation}: {message_of(error)}")
         case "GD006":  # raised by require_read_committed.sql
             return InputError(f"{operation}: {message_of(error)}: use READ COMMITTED for it")
+        case "GD007":  # raised by take_allocated_ids.sql and draw_ids.sql
+            return IdTaken(f"{operation}: {message_of(error)}")
+        case "23505" if constraint_of(error) == "instances_pkey":
+            return IdTaken(f"{operation}: the id of a new instance exists already: try again")
         case "25006":
             return DatabaseRefused(f"{operation}: {READ_ONLY_DATABASE}")
         case "42501":

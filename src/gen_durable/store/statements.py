@@ -84,6 +84,7 @@ class StatementBuilder:
         "_ends_of",
         "_flush",
         "_gc",
+        "_gc_allocated_ids",
         "_get",
         "_heartbeat",
         "_id_of_key",
@@ -146,6 +147,7 @@ class StatementBuilder:
         self._reap = f"select reclaimed, woken_queues, cascade_origins, cascade_due from {s}.reap($1,$2,$3,$4)"  # noqa: S608
         self._unblock_missed = f"select last_gate, woken_queues from {s}.unblock_missed($1,$2,$3)"  # noqa: S608
         self._gc = f"select deleted, visited_until, more from {s}.gc($1,$2,$3,$4,$5,$6,$7)"  # noqa: S608
+        self._gc_allocated_ids = f"select {s}.gc_allocated_ids($1)"
         self._release_claims = f"select released, woken_queues from {s}.release_claims($1,$2,$3,$4,$5)"  # noqa: S608
         self._ends_of = f"select id, status, result::text, last_error from {s}.ends_of($1,$2)"  # noqa: S608
         self._get = f"select {INSTANCE} from {s}.get($1,$2) as i"  # noqa: S608
@@ -182,7 +184,7 @@ class StatementBuilder:
         return Statement(self._insert_as, args, statement.read)
 
     def allocate_ids(self, count: int) -> Statement[list[int]]:
-        """Allocate ids for new instances."""
+        """Draw ids for new instances, which only this login can use, each once."""
         return Statement(self._allocate_ids, (count,), lambda rows: list(rows[0][0]))
 
     def id_of_key(self, key: bytes) -> Statement[int | None]:
@@ -351,6 +353,10 @@ class StatementBuilder:
         """`skip`: how many of the oldest to leave out. `after`: the `visited_until` of the call before."""
         args = (done, failed, cancelled, batch, skip, after, min_age)
         return Statement(self._gc, args, lambda rows: GcResult(*rows[0]))
+
+    def gc_allocated_ids(self, batch: int) -> Statement[int]:
+        """Forget ids that were drawn long ago and not used."""
+        return Statement(self._gc_allocated_ids, (batch,), lambda rows: int(rows[0][0]))
 
     def ends_of(self, ids: Sequence[int], page_size: int = 16_000_000) -> Statement[list[EndedInstance]]:
         return Statement(
