@@ -12,6 +12,7 @@ from typing import Final
 
 from gen_durable.instances import Status
 from gen_durable.pg.connection import PersistentConnection, RunStatement
+from gen_durable.store.row_decoder import decode_status
 from gen_durable.store.schema import Schema, checks
 from gen_durable.store.statements import Statement
 from gen_durable.store.types import Row
@@ -74,7 +75,7 @@ async def _run_check(run: RunStatement, *, statement: Statement[Sequence[Row]]) 
 
 
 def _decode_step_counts(rows: Sequence[Row]) -> list[StepCount]:
-    return [StepCount(machine, step, Status(status), count) for machine, step, status, count in rows]
+    return [StepCount(machine, step, decode_status(status), count) for machine, step, status, count in rows]
 
 
 def _return_rows(rows: Sequence[Row]) -> Sequence[Row]:

@@ -33,6 +33,7 @@ from gen_durable.store.row_decoder import (
     decode_pick_result,
     decode_reap_result,
     decode_release_result,
+    decode_status,
 )
 from gen_durable.store.schema import Schema
 from gen_durable.store.start_encoder import insert_columns, limit_policy_columns
@@ -362,7 +363,7 @@ class StatementBuilder:
         return Statement(
             self._ends_of,
             (list(ids), page_size),
-            lambda rows: [EndedInstance(r[0], None if r[1] is None else Status(r[1]), r[2], r[3]) for r in rows],
+            lambda rows: [EndedInstance(r[0], None if r[1] is None else decode_status(r[1]), r[2], r[3]) for r in rows],
         )
 
     def get(self, instance: int | None, key: bytes | None) -> Statement[Instance | None]:
