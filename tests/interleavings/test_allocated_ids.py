@@ -29,9 +29,7 @@ async def test_insert_insert_one_id(exploring: Exploring, calls: StatementBuilde
         assert list(end.rows) == [50]
 
     async with exploring() as explorer:
-        report = await explorer.explore(
-            DRAWN, [insert(calls)], [insert(calls)], once, errors=USED_BEFORE, begin=True
-        )
+        report = await explorer.explore(DRAWN, [insert(calls)], [insert(calls)], once, errors=USED_BEFORE, begin=True)
     assert report.faults == []
     assert report.schedules > 1
 
@@ -56,9 +54,7 @@ async def test_without_the_check_an_id_is_used_by_both(exploring: Exploring, cal
     """Taken out: the second call collides with the row of the first, or uses an id that was forgotten."""
     unchecked = Cure("take_allocated_ids", "taken <> cardinality(ids)", "false")
     async with exploring(unchecked) as explorer:
-        report = await explorer.explore(
-            DRAWN, [calls.gc_allocated_ids(10)], [insert(calls)], check_unused, begin=True
-        )
+        report = await explorer.explore(DRAWN, [calls.gc_allocated_ids(10)], [insert(calls)], check_unused, begin=True)
     assert report.faults != []
 
 

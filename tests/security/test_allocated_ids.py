@@ -54,34 +54,33 @@ class Thief:
 @pytest.mark.direct(reason="logins of its own")
 def test_an_id_is_used_by_the_login_that_drew_it(dsn: str, schema: str) -> None:
     """Whatever another login may do; and its attempts take nothing from the login that drew the id."""
-    with logins(dsn, schema) as dsns:
-        with psycopg.connect(dsns["producer"], autocommit=True) as own:
-            (drawn,) = own.execute(f"select {schema}.allocate_ids(3)").fetchone() or ()
-            for other in ("producer2", "client", "worker", "admin"):
-                with psycopg.connect(dsns[other], autocommit=True) as stranger:
-                    for call in (
-                        INSERT.format(schema, drawn[0]),
-                        SIGNAL_OR_START.format(schema, START % drawn[1]),
-                        DEBOUNCE.format(schema, START % drawn[2]),
-                    ):
-                        with pytest.raises(psycopg.Error, match="not drawn by this login") as refused:
-                            stranger.execute(call)
-                        assert refused.value.sqlstate == "GD007"
-            with psycopg.connect(dsns["client"], autocommit=True) as stranger:
-                # The key has a holder, so the call needs no id, and gives up none that is not its own.
-                stranger.execute(f"select {schema}.insert('another', 's', unique_key => 'held')")
-                held = DEBOUNCE.format(schema, START % drawn[0]).replace("\\x01", "held")
-                assert (stranger.execute(held).fetchone() or ())[1] == "taken"
-            assert own.execute(INSERT.format(schema, drawn[0])).fetchone() == (drawn[0],)
-            assert own.execute(SIGNAL_OR_START.format(schema, START % drawn[1])).fetchone() is not None
-            # No login writes ids into the list by itself.
-            for login in ("producer", "worker", "admin"):
-                with psycopg.connect(dsns[login], autocommit=True) as stranger:
+    with logins(dsn, schema) as dsns, psycopg.connect(dsns["producer"], autocommit=True) as own:
+        (drawn,) = own.execute(f"select {schema}.allocate_ids(3)").fetchone() or ()
+        for other in ("producer2", "client", "worker", "admin"):
+            with psycopg.connect(dsns[other], autocommit=True) as stranger:
+                for call in (
+                    INSERT.format(schema, drawn[0]),
+                    SIGNAL_OR_START.format(schema, START % drawn[1]),
+                    DEBOUNCE.format(schema, START % drawn[2]),
+                ):
+                    with pytest.raises(psycopg.Error, match="not drawn by this login") as refused:
+                        stranger.execute(call)
+                    assert refused.value.sqlstate == "GD007"
+        with psycopg.connect(dsns["client"], autocommit=True) as stranger:
+            # The key has a holder, so the call needs no id, and gives up none that is not its own.
+            stranger.execute(f"select {schema}.insert('another', 's', unique_key => 'held')")
+            held = DEBOUNCE.format(schema, START % drawn[0]).replace("\\x01", "held")
+            assert (stranger.execute(held).fetchone() or ())[1] == "taken"
+        assert own.execute(INSERT.format(schema, drawn[0])).fetchone() == (drawn[0],)
+        assert own.execute(SIGNAL_OR_START.format(schema, START % drawn[1])).fetchone() is not None
+        # No login writes ids into the list by itself.
+        for login in ("producer", "worker", "admin"):
+            with psycopg.connect(dsns[login], autocommit=True) as stranger:
+                with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                    stranger.execute(f"insert into {schema}.allocated_ids (id) values (1)")
+                for hidden in ("take_allocated_ids('{1}')", "draw_ids(1)", "discard_allocated_id('{}')"):
                     with pytest.raises(psycopg.errors.InsufficientPrivilege):
-                        stranger.execute(f"insert into {schema}.allocated_ids (id) values (1)")
-                    for hidden in ("take_allocated_ids('{1}')", "draw_ids(1)", "discard_allocated_id('{}')"):
-                        with pytest.raises(psycopg.errors.InsufficientPrivilege):
-                            stranger.execute(f"select {schema}.{hidden}")
+                        stranger.execute(f"select {schema}.{hidden}")
 
 
 @pytest.mark.parametrize("losses", [0, 1, 2])

@@ -70,7 +70,11 @@ async def read_all(app: Durable, instance: int) -> None:
 async def run_commands(dsn: str, schema: str, instance: int) -> None:
     """Every command that reads shows it."""
     number = str(instance)
-    for command in (["ls"], ["ls", "--json"], ["show", number], ["show", number, "--json", "--state"]) + (
+    for command in (
+        ["ls"],
+        ["ls", "--json"],
+        ["show", number],
+        ["show", number, "--json", "--state"],
         ["history", number],
         ["signals", number],
     ):

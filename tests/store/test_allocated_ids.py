@@ -62,7 +62,7 @@ def test_an_id_is_used_once(store: Store) -> None:
             insert(store, wrong)
         assert isinstance(to_error(refused.value, "insert", "s"), IdTaken)
         assert (store.rows(), drawn(store)) == (rows, [third])
-    with pytest.raises(asyncpg.PostgresError, match="an id of allocate_ids.. for each row"):
+    with pytest.raises(asyncpg.PostgresError, match="allocated_ids must hold an id"):
         insert(store, [third], "a", "b")
     # By plain SQL too, with the overload for one row: it takes no id at all.
     assert store.sql("select @schema.insert('m', 's')")[0][0] == third + 1
@@ -105,7 +105,10 @@ def test_an_id_survives_a_try_that_found_the_key_taken(store: Store) -> None:
     start = f'{{"fsm": "m", "step": "s", "id": {one}}}'
     assert store.sql("select @schema.insert_if_key_free('k', $1)", start)[0][0] is None
     assert drawn(store) == [one]
-    store.sql("update @schema.instances set status = 'done', finished_at = now(), unique_scope = '{}' where id = $1", holder)
+    store.sql(
+        "update @schema.instances set status = 'done', finished_at = now(), unique_scope = '{}' where id = $1",
+        holder,
+    )
     assert store.sql("select @schema.insert_if_key_free('k', $1)", start)[0][0] == one
     assert drawn(store) == []
 

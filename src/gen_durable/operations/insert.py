@@ -31,7 +31,9 @@ async def insert(services: Services, starts: Sequence[Start[Any]], on_conflict: 
     if services.encryption is None:
         rows = await services.statement_runner.run(statement, "insert", may_run_twice=may_run_twice)
     else:
-        rows = await _insert_encrypted(services, statement, len(starts), services.encryption, may_run_twice)
+        rows = await _insert_encrypted(
+            services, statement, len(starts), services.encryption, may_run_twice=may_run_twice
+        )
     new: dict[str, int] = {}
     for start, row in zip(starts, rows, strict=True):
         if row.new:
@@ -49,6 +51,7 @@ async def _insert_encrypted(
     statement: Statement[list[InsertResult]],
     count: int,
     encryption: PayloadEncryption,
+    *,
     may_run_twice: bool,
 ) -> list[InsertResult]:
     """Insert states that are encrypted for their instances, so that the ids come first.

@@ -24,7 +24,7 @@ def readable_time(column: str) -> str:
 
 def is_out_of_range(time: datetime | None) -> bool:
     """Whether a time that was read with `readable_time` stands for one that Python cannot represent."""
-    return time is not None and (time == EARLIEST or time == LATEST)
+    return time is not None and (time in (EARLIEST, LATEST))
 
 
 def time_from_epoch(seconds: float | str) -> datetime:

@@ -41,7 +41,9 @@ _COLUMNS: Final = (
     *("postponements", "started_at"),
 )
 _TIMES: Final = {n: name for n, name in enumerate(_COLUMNS) if name.endswith("_at") or name == "await_deadline"}
-INSTANCE: Final = ", ".join(readable_time(f"i.{name}") if n in _TIMES else f"i.{name}" for n, name in enumerate(_COLUMNS))
+INSTANCE: Final = ", ".join(
+    readable_time(f"i.{name}") if n in _TIMES else f"i.{name}" for n, name in enumerate(_COLUMNS)
+)
 """The columns of instances_of.sql, in the order that `decode_instance` expects."""
 CLAIM: Final = (
     "id, fsm, fsm_version, step, state, attempt, claims, seq, queue, priority, partition_key, unique_key, parent_id, "
@@ -214,7 +216,7 @@ def decode_instance(row: Row) -> Instance:
     if values[25] is not None and not is_readable_object(values[25]):
         problems.append("metadata is not a readable object")
         values[25] = None
-    return Instance(*values, problems=tuple(problems))
+    return Instance(*values, tuple(problems))
 
 
 def decode_status(word: str) -> Status:

@@ -12,7 +12,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from gen_durable.codec import encode
 from gen_durable.context import Child
-from gen_durable.instances import Instance, Status
+from gen_durable.instances import Instance
 from gen_durable.limits import Limit, LimitState, Policy
 from gen_durable.starts import Start
 from gen_durable.store.packed_lists import (
