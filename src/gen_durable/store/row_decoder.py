@@ -216,7 +216,8 @@ def decode_instance(row: Row) -> Instance:
     if values[25] is not None and not is_readable_object(values[25]):
         problems.append("metadata is not a readable object")
         values[25] = None
-    return Instance(*values, tuple(problems))
+    values.append(tuple(problems))
+    return Instance(*values)
 
 
 def decode_status(word: str) -> Status:
