@@ -56,7 +56,7 @@ class QueueReport(msgspec.Struct, frozen=True):
     """The report of `pick.sql` about one queue; a field that was not sent has its default."""
 
     unmet: bool = False
-    next_due: float | None = None
+    next_due: float | str | None = None  # a text: infinite, in a row that another program has written
     contended: int = 0
     needs_slot: bool = False
     floors: msgspec.Raw = msgspec.Raw()
@@ -90,7 +90,12 @@ def decode_pick_result(rows: Sequence[Row]) -> PickResult:
     return PickResult(
         claims,
         [
-            UnmetDemand(name, queue.next_due, queue.contended, queue.needs_slot)
+            UnmetDemand(
+                name,
+                None if isinstance(queue.next_due, str) else queue.next_due,
+                queue.contended,
+                queue.needs_slot,
+            )
             for name, queue in queues.items()
             if queue.unmet
         ],
