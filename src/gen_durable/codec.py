@@ -192,12 +192,15 @@ def decode_plain(raw: bytes | str) -> Any:
 
 
 def decode_payload(raw: bytes | str) -> Any:
-    """Like `decode_plain`, for a payload. Raises `DecodeError` if it is still encrypted."""
+    """Like `decode_plain`, for a payload. Raises `DecodeError` if it is still encrypted, or cannot be read."""
     if isinstance(raw, UnreadablePayload):
         raise DecodeError(raw.reason)
     if is_encrypted(raw):
         raise DecodeError(f"the payload cannot be read: {NO_CODEC}")
-    return msgspec.json.decode(raw)
+    try:
+        return msgspec.json.decode(raw)
+    except (RecursionError, msgspec.DecodeError) as error:  # jsonb stores what Python cannot read: 10,000 levels, 1e400
+        raise DecodeError(f"the stored JSON cannot be read ({type(error).__name__})") from None
 
 
 class UnreadablePayload(bytes):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from gen_durable.codec import decode_payload, decode_plain
 from gen_durable.errors import InputError
@@ -23,6 +23,8 @@ class Status(StrEnum):
     DONE = "done"
     FAILED = "failed"
     CANCELLED = "cancelled"
+    UNKNOWN = "unknown"
+    """Read from the row of a newer version of gen_durable, which has more statuses."""
 
     @property
     def terminal(self) -> bool:
@@ -30,12 +32,18 @@ class Status(StrEnum):
         return self in (Status.DONE, Status.FAILED, Status.CANCELLED)
 
 
+STORED_STATUSES: Final = tuple(status for status in Status if status is not Status.UNKNOWN)
+"""The statuses that this version writes, and that lists can be filtered by."""
+
+
 @dataclass(frozen=True, slots=True)
 class Instance:
     """One row, as it was when it was read.
 
     `error_type` and `traceback` are those of the exception behind `last_error`. A list without payloads has no
-    tracebacks.
+    tracebacks. `problems` says what of the row cannot be read: a time outside of the years 1 to 9999 (given as the
+    nearest end of that range), an unknown status, metadata that is no object. It is empty unless another program, or a
+    newer version, has written the row.
     """
 
     id: int
@@ -74,6 +82,7 @@ class Instance:
     step_errors: int = 0
     postponements: int = 0
     started_at: datetime | None = None
+    problems: tuple[str, ...] = ()
 
     @property
     def state(self) -> Any:

@@ -12,6 +12,8 @@ from typing import Final
 
 from gen_durable.instances import Status
 from gen_durable.pg.connection import PersistentConnection, RunStatement
+from gen_durable.pg.installed_version import read_role_prefix
+from gen_durable.store.row_decoder import decode_status
 from gen_durable.store.schema import Schema, checks
 from gen_durable.store.statements import Statement
 from gen_durable.store.types import Row
@@ -19,9 +21,9 @@ from gen_durable.store.types import Row
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """A row that breaks an invariant."""
+    """A row that breaks an invariant; without an id, an object of the schema that does."""
 
-    id: int
+    id: int | None
     problem: str
 
 
@@ -67,6 +69,20 @@ async def diagnose(connection: PersistentConnection, schema: Schema, *, show: in
     return findings
 
 
+async def check_roles(connection: PersistentConnection, schema: Schema, *, show: int = 20) -> Finding | None:
+    """Compare owners, rights and functions with those that `migrate --roles` makes. None if there are no roles."""
+    prefix = await read_role_prefix(connection, schema)
+    if prefix is None:
+        return None
+    statement = Statement(schema.roles_check(prefix), (), _rows_unchanged)
+    rows = await connection.run_in_transaction(functools.partial(_run_check, statement=statement))
+    meaning = (
+        "Owners and rights are as `gen-durable migrate --roles` makes them. Drop what is not gen_durable's, then run "
+        "`gen-durable migrate --roles`, which restores the others."
+    )
+    return Finding("roles", meaning, len(rows), tuple(Violation(None, row[0]) for row in rows[:show]))
+
+
 async def count_by_step_and_status(connection: PersistentConnection, schema: Schema) -> list[StepCount]:
     """All instances, counted by machine, step and status. Reads the whole table: use it on small ones."""
     return await connection.run(Statement(schema.render(_COUNT_BY_STEP), (), _decode_step_counts))
@@ -79,7 +95,7 @@ async def _run_check(run: RunStatement, *, statement: Statement[Sequence[Row]]) 
 
 
 def _decode_step_counts(rows: Sequence[Row]) -> list[StepCount]:
-    return [StepCount(machine, step, Status(status), count) for machine, step, status, count in rows]
+    return [StepCount(machine, step, decode_status(status), count) for machine, step, status, count in rows]
 
 
 def _rows_unchanged(rows: Sequence[Row]) -> Sequence[Row]:

@@ -16,7 +16,7 @@ from typing_extensions import TypedDict
 
 from gen_durable.codec import decode_plain, encode, encode_metadata
 from gen_durable.errors import InputError
-from gen_durable.instances import Instance, Status
+from gen_durable.instances import STORED_STATUSES, Instance, Status
 from gen_durable.starts import Scope
 from gen_durable.validation import check_key, check_moment, check_name, check_text_key
 
@@ -126,9 +126,12 @@ def _check_statuses(value: object) -> list[str]:
     if not isinstance(several, Iterable):
         raise InputError(f"status takes a status or several, got {type(value).__name__}")
     try:
-        return sorted({Status(one).value for one in cast("Iterable[str]", several)})
+        found = {Status(one) for one in cast("Iterable[str]", several)}
     except ValueError as error:
-        raise InputError(f"status: {error}: use some of {', '.join(Status)}") from None
+        raise InputError(f"status: {error}: use some of {', '.join(STORED_STATUSES)}") from None
+    if Status.UNKNOWN in found:
+        raise InputError(f"status: 'unknown' is not stored: use some of {', '.join(STORED_STATUSES)}")
+    return sorted(status.value for status in found)
 
 
 def check_page_size(limit: int) -> int:

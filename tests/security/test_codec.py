@@ -430,17 +430,6 @@ async def test_unique_keys_with_a_codec(engine: Opening) -> None:
         await e.app.cancel(first.id)
 
 
-@pytest.mark.parametrize("drawn", ["{5000}", "{0}", "{null}", "{1,2}"])
-async def test_only_ids_that_were_drawn_are_taken(engine: Opening, drawn: str) -> None:
-    """An id beyond the sequence would be in somebody's way later."""
-    async with engine() as e:
-        with pytest.raises(asyncpg.PostgresError, match="allocated_ids must hold"):
-            await e.rows.fetch(
-                "select * from @.insert('{a}','{1}','{s}',array['{}'::jsonb],'{q}','{}','{}','{}','{}','{}','{}',"
-                f"allocated_ids => '{drawn}')"
-            )
-
-
 class Ledgers(Machine):
     """A step in a transaction, a step in a thread, one that dies."""
 

@@ -40,6 +40,7 @@ begin
   delete from @schema.rate_buckets;
   delete from @schema.step_slots;
   delete from @schema.cascades;
+  delete from @schema.allocated_ids;
   perform setval('@schema.instances_id_seq', 100), setval('@schema.signals_id_seq', 100);
 end
 $$;

@@ -11,7 +11,7 @@ from rich.text import Text
 from gen_durable.cli.console import new_console, print_json, report_errors, styled
 from gen_durable.cli.database import SCHEMA, DsnOption, SchemaOption, open_database
 from gen_durable.cli.tables import join_lines, new_table
-from gen_durable.invariant_checker import Finding, diagnose
+from gen_durable.invariant_checker import Finding, Violation, check_roles, diagnose
 from gen_durable.pg.migrate import check_schema
 from gen_durable.store.schema import Schema
 
@@ -25,7 +25,7 @@ def doctor(
     schema: SchemaOption = SCHEMA,
     as_json: bool = typer.Option(False, "--json", help="Print the findings as JSON."),
 ) -> None:
-    """Check every invariant of the engine.
+    """Check every invariant of the engine and, with roles, owners and rights.
 
     Each check is a query that only reads: safe on a busy production database.
 
@@ -44,7 +44,9 @@ def doctor(
 async def _diagnose(dsn: str | None, schema: Schema) -> tuple[str, list[Finding]]:
     async with open_database(dsn) as database:
         await check_schema(database.connection, schema)
-        return database.location, await diagnose(database.connection, schema)
+        findings = await diagnose(database.connection, schema)
+        roles = await check_roles(database.connection, schema)
+        return database.location, findings if roles is None else [*findings, roles]
 
 
 def print_findings(findings: list[Finding], console: Console, location: str) -> None:
@@ -70,10 +72,14 @@ def print_findings(findings: list[Finding], console: Console, location: str) -> 
 
 def _finding_details(finding: Finding) -> Text:
     lines = [styled(finding.meaning)]
-    lines += [styled(f"  {finding.subject} {one.id}: {one.problem}", "yellow") for one in finding.first[:SHOWN]]
+    lines += [styled(f"  {_describe_violation(finding, one)}", "yellow") for one in finding.first[:SHOWN]]
     if finding.count > SHOWN:
         lines.append(styled(f"  and {finding.count - SHOWN} more (--json shows up to 20)", "dim"))
     return join_lines(lines)
+
+
+def _describe_violation(finding: Finding, violation: Violation) -> str:
+    return violation.problem if violation.id is None else f"{finding.subject} {violation.id}: {violation.problem}"
 
 
 def _json_fields(finding: Finding) -> dict[str, object]:

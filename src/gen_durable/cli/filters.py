@@ -13,7 +13,7 @@ import typer
 
 from gen_durable.cli.console import fail
 from gen_durable.cli.options import parse_time
-from gen_durable.instances import Status
+from gen_durable.instances import STORED_STATUSES, Status
 from gen_durable.listing import Filters
 
 P = ParamSpec("P")
@@ -26,7 +26,7 @@ class FilterOptions:
 
     status: Annotated[
         list[Status] | None,
-        typer.Option("--status", "-s", metavar="STATUS", help=f"One of {', '.join(Status)}. May be repeated."),
+        typer.Option("--status", "-s", metavar="STATUS", help=f"One of {', '.join(STORED_STATUSES)}. May be repeated."),
     ] = None
     machine: Annotated[
         str | None, typer.Option("--machine", "-m", metavar="NAME", help="Only this machine or job.")

@@ -34,7 +34,10 @@ def format_payload(raw: bytes) -> str:
 
 def payload_as_stored(raw: bytes | None) -> object:
     """A payload for --json, as it is stored: an encrypted one stays encrypted."""
-    return None if raw is None else json.loads(raw)
+    try:
+        return None if raw is None else json.loads(raw)
+    except RecursionError:
+        return f"(JSON of {len(raw or b''):,} bytes, nested too deep to be read)"
 
 
 def format_key(key: bytes | None) -> str | None:
@@ -44,6 +47,8 @@ def format_key(key: bytes | None) -> str | None:
 
 def instance_summary(instance: Instance, now: datetime) -> str:
     """A few words: the gate or signals an instance waits for, the worker that runs it, or its last error."""
+    if instance.problems:
+        return f"cannot be read: {'; '.join(instance.problems)}"
     if wait := describe_wait_or_worker(instance, now):
         return wait
     error = text_or_encrypted_hint(instance.last_error)
@@ -113,6 +118,7 @@ def instance_json_fields(instance: Instance, *, payloads: bool) -> dict[str, obj
         value = getattr(instance, name)
         found[name] = None if value is None else value.isoformat()
     found["metadata"] = instance.metadata
+    found["problems"] = list(instance.problems)
     if not payloads:
         return found
     return found | {"state": payload_as_stored(instance.raw_state), "result": payload_as_stored(instance.raw_result)}

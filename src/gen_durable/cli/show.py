@@ -177,6 +177,7 @@ def _list_fields(details: InstanceDetails, now: datetime) -> list[tuple[str, str
         ("step", instance.step),
         ("status", instance.status.value + (f", {waits}" if waits else "")),
         ("", ", ".join(f"{name} {n}" for name, n in numbers.items() if n)),
+        ("cannot be read", "; ".join(instance.problems)),
         (
             "previous error" if instance.has_previous_error else "error",
             _to_text_block(text_or_encrypted_hint(instance.last_error)),

@@ -1,4 +1,4 @@
-"""Deletes instances that ended longer ago than their retention, and rate buckets that have refilled.
+"""Deletes instances that ended longer ago than their retention, rate buckets that have refilled, and unused ids.
 
 Every worker runs it, without a leader: any number of them may delete at once. A scan remembers how far it has come, so
 that rows which are kept are not visited each time. Every `REVISIT_ROUNDS` rounds it starts from the oldest row: to
@@ -72,6 +72,8 @@ class Gc(BackgroundTask):
         if any(has_more):
             return 0.0
         await self._connection.run(self._statements.delete_full_buckets())
+        if await self._connection.run(self._statements.gc_allocated_ids(self._batch_size)) == self._batch_size:
+            return 0.0
         self._rounds += 1
         if self._rounds % REVISIT_ROUNDS == 0:
             for scan in self._scans:

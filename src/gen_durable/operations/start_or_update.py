@@ -11,7 +11,9 @@ from gen_durable.durations import Duration
 from gen_durable.encryption import PayloadEncryption
 from gen_durable.errors import DatabaseUnavailable, Duplicate, InputError, NoTarget
 from gen_durable.handles import Handle, SignalOrStartResult, handle_of
+from gen_durable.operations.insert import ID_DRAWS
 from gen_durable.operations.signal import is_delivered_or_raise
+from gen_durable.pg.sqlstate_errors import IdTaken
 from gen_durable.signals import Signal
 from gen_durable.starts import LIVE, Start
 from gen_durable.store.start_or_update import (
@@ -94,6 +96,19 @@ def start_or_update_statements(
 
 async def run_start_or_update(services: Services, call: StartOrUpdate, operation: str) -> StartOrUpdateResult:
     """Run a call in transactions of the library, and wake the queue of its instance."""
+    for draws_left in range(ID_DRAWS - 1, -1, -1):
+        try:
+            result = await _run_statements(services, call, operation)
+        except IdTaken:  # as in insert
+            if draws_left == 0:
+                raise
+        else:
+            services.notifier.act_on_follow_ups(follow_ups_of(result))
+            return result
+    raise AssertionError("unreachable")
+
+
+async def _run_statements(services: Services, call: StartOrUpdate, operation: str) -> StartOrUpdateResult:
     statements = start_or_update_statements(
         call, services.encryption, services.start_or_update_statements.start_or_update, services.statements.allocate_ids
     )
@@ -106,7 +121,6 @@ async def run_start_or_update(services: Services, call: StartOrUpdate, operation
             statement = statements.send(answer)
         except StopIteration as end:
             result: StartOrUpdateResult = end.value
-            services.notifier.act_on_follow_ups(follow_ups_of(result))
             return result
         answer = await services.statement_runner.run(statement, operation, may_run_twice=may_run_twice)
 

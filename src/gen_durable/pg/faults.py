@@ -118,6 +118,13 @@ def table_of(error: BaseException) -> str | None:
     return name if isinstance(name, str) else None
 
 
+def constraint_of(error: BaseException) -> str | None:
+    """The constraint or unique index that a statement would have violated."""
+    diagnostics = getattr(error, "diag", error)  # psycopg, asyncpg
+    name = getattr(diagnostics, "constraint_name", None)
+    return name if isinstance(name, str) else None
+
+
 def message_of(error: BaseException) -> str:
     """The message of a server error, without DETAIL and HINT."""
     if isinstance(error, asyncpg.PostgresError):

@@ -6,7 +6,18 @@ Messages never repeat the server's own text, which may quote a payload; the SQL 
 from __future__ import annotations
 
 from gen_durable.errors import DatabaseRefused, Duplicate, GenDurableError, InputError, QuotaExceeded, UnknownLimit
-from gen_durable.pg.faults import READ_ONLY_DATABASE, detail_and_hint_of, message_of, sqlstate, table_of
+from gen_durable.pg.faults import (
+    READ_ONLY_DATABASE,
+    constraint_of,
+    detail_and_hint_of,
+    message_of,
+    sqlstate,
+    table_of,
+)
+
+
+class IdTaken(DatabaseRefused):
+    """An id that was allocated for a new instance cannot be used: draw another one, and encrypt again."""
 
 
 def to_library_error(error: BaseException, operation: str, schema: str) -> GenDurableError:
@@ -25,6 +36,10 @@ def to_library_error(error: BaseException, operation: str, schema: str) -> GenDu
             detail, hint = detail_and_hint_of(error)
             retry_after = float(detail) if detail else None
             return QuotaExceeded(f"{operation}: {message_of(error)}. {hint}", retry_after=retry_after)
+        case "GD008":  # raised by take_allocated_ids.sql and draw_ids.sql
+            return IdTaken(f"{operation}: {message_of(error)}")
+        case "23505" if constraint_of(error) == "instances_pkey":
+            return IdTaken(f"{operation}: the id of a new instance exists already: try again")
         case "25006":
             return DatabaseRefused(f"{operation}: {READ_ONLY_DATABASE}")
         case "42501" if table_of(error) == "grants":  # raised by require_granted.sql

@@ -151,7 +151,7 @@ declare
   reader constant text[] := viewer || array['id_of_key', 'ends_of'];
   worker constant text[] := client || array[
     'pick', 'flush', 'lock_parent_and_allocate_ids', 'insert_started_instances', 'inbox_page', 'children_page',
-    'activities_page', 'cancel_requests_of', 'heartbeat', 'reap', 'unblock_missed', 'release_claims', 'gc', 'gc_kept_rows',
+    'activities_page', 'cancel_requests_of', 'heartbeat', 'reap', 'unblock_missed', 'release_claims', 'gc', 'gc_kept_rows', 'gc_allocated_ids',
     'declare_retentions', 'declared_retentions', 'trim_history',
     'count_due_unknown_steps', 'unlocked_ids', 'set_limit', 'limit_states', 'acquire_step_limit', 'release_step_limit',
     'delete_full_buckets', 'record_checkpoint', 'clear_checkpoint', 'record_activity', 'record_progress', 'history_of',

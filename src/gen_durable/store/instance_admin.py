@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gen_durable.instances import Instance, Status
 from gen_durable.listing import MAX_COUNT, Count, Page, encode_cursor
-from gen_durable.store.row_decoder import INSTANCE, decode_instance
+from gen_durable.store.row_decoder import INSTANCE, decode_instance, decode_status
 from gen_durable.store.schema import Schema
 from gen_durable.store.statements import Statement
 from gen_durable.store.types import Row
@@ -56,13 +56,13 @@ class InstanceAdminStatementBuilder:
 
     def delete_instance(self, instance: int | None, key: bytes | None) -> Statement[DeleteResult | None]:
         def read(rows: Sequence[Row]) -> DeleteResult | None:
-            return DeleteResult(rows[0][0], Status(rows[0][1]), rows[0][2], rows[0][3]) if rows else None
+            return DeleteResult(rows[0][0], decode_status(rows[0][1]), rows[0][2], rows[0][3]) if rows else None
 
         return Statement(self._delete, (instance, key), read)
 
     def retry(self, instance: int | None, key: bytes | None) -> Statement[RetryResult | None]:
         def read(rows: Sequence[Row]) -> RetryResult | None:
-            return RetryResult(rows[0][0], Status(rows[0][1]), rows[0][2]) if rows else None
+            return RetryResult(rows[0][0], decode_status(rows[0][1]), rows[0][2]) if rows else None
 
         return Statement(self._retry, (instance, key), read)
 

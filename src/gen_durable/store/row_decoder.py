@@ -6,7 +6,6 @@ The order of columns is that of the functions in `sql/functions`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Final
 
 import msgspec
@@ -16,6 +15,7 @@ from gen_durable.context import Child
 from gen_durable.instances import Instance, Status
 from gen_durable.signals import Received
 from gen_durable.store.blocked_rows import BlockedRows
+from gen_durable.store.readable_times import is_out_of_range, readable_time, time_from_epoch
 from gen_durable.store.types import (
     NO_FOLLOW_UPS,
     CancelResult,
@@ -33,12 +33,16 @@ from gen_durable.store.types import (
 
 TOO_LARGE: Final = "true"  # inbox_of_claim.sql, children_of_claim.sql
 LARGE_JOURNAL: Final = '{"activities": true'  # journal_of_claim.sql; jsonb writes this key first
-INSTANCE: Final = (
-    "i.id, i.fsm, i.fsm_version, i.step, i.status, i.queue, i.priority, i.partition_key, i.unique_key, i.awaits, "
-    "i.attempt, i.crashes, i.claims, i.seq, i.last_error, i.locked_by, i.parent_id, i.children_pending, i.eligible_at, "
-    "i.await_deadline, i.inserted_at, i.updated_at, i.finished_at, i.state::text, i.result::text, i.metadata::text, "
-    "i.blocked_on, i.due_at, i.error_type, i.last_traceback, i.token_at, i.rate_key, i.children_needed, i.step_errors, "
-    "i.postponements, i.started_at"
+_COLUMNS: Final = (
+    *("id", "fsm", "fsm_version", "step", "status", "queue", "priority", "partition_key", "unique_key", "awaits"),
+    *("attempt", "crashes", "claims", "seq", "last_error", "locked_by", "parent_id", "children_pending", "eligible_at"),
+    *("await_deadline", "inserted_at", "updated_at", "finished_at", "state::text", "result::text", "metadata::text"),
+    *("blocked_on", "due_at", "error_type", "last_traceback", "token_at", "rate_key", "children_needed", "step_errors"),
+    *("postponements", "started_at"),
+)
+_TIMES: Final = {n: name for n, name in enumerate(_COLUMNS) if name.endswith("_at") or name == "await_deadline"}
+INSTANCE: Final = ", ".join(
+    readable_time(f"i.{name}") if n in _TIMES else f"i.{name}" for n, name in enumerate(_COLUMNS)
 )
 """The columns of instances_of.sql, in the order that `decode_instance` expects."""
 CLAIM: Final = (
@@ -52,7 +56,7 @@ class QueueReport(msgspec.Struct, frozen=True):
     """The report of `pick.sql` about one queue; a field that was not sent has its default."""
 
     unmet: bool = False
-    next_due: float | None = None
+    next_due: float | str | None = None  # a text: infinite, in a row that another program has written
     contended: int = 0
     needs_slot: bool = False
     scan_positions: msgspec.Raw = msgspec.Raw()
@@ -86,7 +90,12 @@ def decode_pick_result(rows: Sequence[Row]) -> PickResult:
     return PickResult(
         claims,
         [
-            UnmetDemand(name, queue.next_due, queue.contended, queue.needs_slot)
+            UnmetDemand(
+                name,
+                None if isinstance(queue.next_due, str) else queue.next_due,
+                queue.contended,
+                queue.needs_slot,
+            )
             for name, queue in queues.items()
             if queue.unmet
         ],
@@ -126,7 +135,7 @@ def decode_claim(row: Row) -> Claim:
 def decode_inbox(text: str) -> tuple[Received, ...]:
     """The signals of a step."""
     return tuple(
-        Received(s["id"], s["name"], (s["payload"] or "null").encode(), datetime.fromtimestamp(s["at"], UTC))
+        Received(s["id"], s["name"], (s["payload"] or "null").encode(), time_from_epoch(s["at"]))
         for s in decode_plain(text)
     )
 
@@ -139,7 +148,7 @@ def decode_children(text: str) -> tuple[Child, ...]:
             machine=c["machine"],
             version=c["version"],
             step=c["step"],
-            status=Status(c["status"]),
+            status=decode_status(c["status"]),
             last_error=c["last_error"],
             raw_result=None if c["status"] != "done" else (c["result"] or "null").encode(),
             raw_state=c["state"].encode(),
@@ -181,7 +190,7 @@ def decode_cascade_result(rows: Sequence[Row]) -> CascadeResult:
 
 def decode_cancel_result(rows: Sequence[Row]) -> tuple[list[CancelResult], FollowUps]:
     """The result of `cancel.sql`; its first row also holds the wake-ups."""
-    targets = [CancelResult(row[1], None if row[2] is None else Status(row[2]), row[3]) for row in rows]
+    targets = [CancelResult(row[1], None if row[2] is None else decode_status(row[2]), row[3]) for row in rows]
     return targets, decode_follow_ups(*rows[0][4:7])
 
 
@@ -199,10 +208,34 @@ def decode_follow_ups(
 
 
 def decode_instance(row: Row) -> Instance:
-    """A row of instances_of.sql."""
+    """A row of instances_of.sql. What cannot be read is listed in `problems`, so that it spoils no other row."""
     values = list(row)
-    values[4] = Status(values[4])
-    values[9] = tuple(values[9] or ())
+    problems = [f"{name} is outside of the years 1 to 9999" for n, name in _TIMES.items() if is_out_of_range(values[n])]
+    status = decode_status(values[4])
+    if status is Status.UNKNOWN:
+        problems.append(f"status {values[4]!r} is unknown to this version of gen_durable")
+    values[4] = status
+    values[9] = tuple(name or "" for name in values[9] or ())
     for n in (23, 24, 25):  # state, result, metadata
         values[n] = None if values[n] is None else values[n].encode()
+    if values[25] is not None and not is_readable_object(values[25]):
+        problems.append("metadata is not a readable object")
+        values[25] = None
+    values.append(tuple(problems))
     return Instance(*values)
+
+
+def decode_status(word: str) -> Status:
+    """A status; `UNKNOWN` for one of a newer version."""
+    try:
+        return Status(word)
+    except ValueError:
+        return Status.UNKNOWN
+
+
+def is_readable_object(json: bytes) -> bool:
+    """Whether JSON is an object that Python can decode: not too deep, no numbers out of range."""
+    try:
+        return isinstance(decode_plain(json), dict)
+    except Exception:
+        return False

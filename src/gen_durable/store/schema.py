@@ -64,10 +64,19 @@ class Schema:
                 f"the prefix of roles must be 1 to 48 characters out of a-z 0-9 _, not begin with a digit or pg_, "
                 f"got {prefix!r}"
             )
+        return self._render_roles("roles.sql", prefix)
+
+    def roles_check(self, prefix: str) -> str:
+        """The query that returns what differs from `roles_script`, one text per row."""
+        return self._render_roles("roles_check.sql", prefix)
+
+    def _render_roles(self, file: str, prefix: str) -> str:
         ours = own_objects(self)
-        sql = _SQL.joinpath("roles.sql").read_text("utf-8").replace("@prefix", prefix)
+        sql = _SQL.joinpath(file).read_text("utf-8").replace("@prefix", prefix)
         sql = sql.replace("@relations", _sql_array([*ours.tables, *ours.views]))
         sql = sql.replace("@types", _sql_array(ours.types)).replace("@indexes", _sql_array(ours.indexes))
+        sql = sql.replace("@functions", _sql_array(ours.functions))
+        sql = sql.replace("@granted", _sql_array([f"{role}.{name}" for role, name in sorted(granted_functions())]))
         return self.render(_ROLE.sub(lambda role: f"{prefix}_{role[1]}", sql))
 
     def render(self, sql: str) -> str:
@@ -151,6 +160,17 @@ def own_objects(schema: Schema) -> OwnObjects:
     index = re.compile(r"create (?:unique )?index (?:concurrently )?(?:if not exists )?(\w+)")
     indexes = sorted(set(index.findall("\n".join([text, schema.metadata_index_script, schema.live_index_script]))))
     return OwnObjects(created("table"), created("view"), created("type"), created("function"), indexes)
+
+
+def granted_functions() -> set[tuple[str, str]]:
+    """Which role may call which function: (role, function), from the lists in roles.sql, each of earlier ones."""
+    lists: dict[str, set[str]] = {}
+    sql = _SQL.joinpath("roles.sql").read_text("utf-8")
+    for name, value in re.findall(r"^  (\w+) constant text\[\] := (.*?);", sql, re.MULTILINE | re.DOTALL):
+        lists[name] = set(re.findall(r"'(\w+)'", value))
+        for earlier in set(re.findall(r"\w+", re.sub(r"'[^']*'", "", value))) & (lists.keys() - {name}):
+            lists[name] |= lists[earlier]
+    return {(role, function) for role in ROLES if role in lists for function in lists[role]}
 
 
 def _sql_array(names: list[str]) -> str:

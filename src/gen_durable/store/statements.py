@@ -12,7 +12,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from gen_durable.codec import encode
 from gen_durable.context import Child
-from gen_durable.instances import Instance, Status
+from gen_durable.instances import Instance
 from gen_durable.limits import Limit, LimitState, Policy
 from gen_durable.starts import Start
 from gen_durable.store.packed_lists import (
@@ -33,6 +33,7 @@ from gen_durable.store.row_decoder import (
     decode_pick_result,
     decode_reap_result,
     decode_release_result,
+    decode_status,
 )
 from gen_durable.store.schema import Schema
 from gen_durable.store.start_encoder import insert_columns, limit_policy_columns
@@ -84,6 +85,7 @@ class StatementBuilder:
         "_ends_of",
         "_flush",
         "_gc",
+        "_gc_allocated_ids",
         "_get",
         "_heartbeat",
         "_id_of_key",
@@ -146,6 +148,7 @@ class StatementBuilder:
         self._reap = f"select reclaimed, woken_queues, cascade_origins, cascade_due from {s}.reap($1,$2,$3,$4)"  # noqa: S608
         self._unblock_missed = f"select last_gate, woken_queues from {s}.unblock_missed($1,$2,$3)"  # noqa: S608
         self._gc = f"select deleted, visited_until, more from {s}.gc($1,$2,$3,$4,$5,$6,$7)"  # noqa: S608
+        self._gc_allocated_ids = f"select {s}.gc_allocated_ids($1)"
         self._release_claims = f"select released, woken_queues from {s}.release_claims($1,$2,$3,$4,$5)"  # noqa: S608
         self._ends_of = f"select id, status, result::text, last_error from {s}.ends_of($1,$2)"  # noqa: S608
         self._get = f"select {INSTANCE} from {s}.get($1,$2) as i"  # noqa: S608
@@ -182,7 +185,7 @@ class StatementBuilder:
         return Statement(self._insert_as, args, statement.read)
 
     def allocate_ids(self, count: int) -> Statement[list[int]]:
-        """Allocate ids for new instances."""
+        """Draw ids for new instances, which only this login can use, each once."""
         return Statement(self._allocate_ids, (count,), lambda rows: list(rows[0][0]))
 
     def id_of_key(self, key: bytes) -> Statement[int | None]:
@@ -365,11 +368,15 @@ class StatementBuilder:
         args = (done, failed, cancelled, batch, skip, after, min_age)
         return Statement(self._gc, args, lambda rows: GcResult(*rows[0]))
 
+    def gc_allocated_ids(self, batch: int) -> Statement[int]:
+        """Forget ids that were drawn long ago and not used."""
+        return Statement(self._gc_allocated_ids, (batch,), lambda rows: int(rows[0][0]))
+
     def ends_of(self, ids: Sequence[int], page_size: int = 16_000_000) -> Statement[list[EndedInstance]]:
         return Statement(
             self._ends_of,
             (list(ids), page_size),
-            lambda rows: [EndedInstance(r[0], None if r[1] is None else Status(r[1]), r[2], r[3]) for r in rows],
+            lambda rows: [EndedInstance(r[0], None if r[1] is None else decode_status(r[1]), r[2], r[3]) for r in rows],
         )
 
     def get(self, instance: int | None, key: bytes | None) -> Statement[Instance | None]:

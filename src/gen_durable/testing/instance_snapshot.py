@@ -9,6 +9,7 @@ from typing import Any, assert_never
 
 from gen_durable.codec import decode_plain
 from gen_durable.instances import Status
+from gen_durable.store.row_decoder import decode_status
 
 SHOWN = 500
 """How many characters of a state or result a message quotes."""
@@ -73,6 +74,8 @@ class Snapshot:
                 return f"has failed: {self.last_error}"
             case Status.CANCELLED:
                 return f"was cancelled: {self.last_error}"
+            case Status.UNKNOWN:
+                return "has a status of a newer version of gen_durable"
         assert_never(self.status)
 
     @property
@@ -110,7 +113,7 @@ def decode_snapshot(row: Sequence[Any]) -> Snapshot:
         machine=row[1],
         version=row[2],
         step=row[3],
-        status=Status(row[4]),
+        status=decode_status(row[4]),
         queue=row[5],
         partition_key=row[6],
         unique_key=row[7],

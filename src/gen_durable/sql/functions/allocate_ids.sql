@@ -1,17 +1,25 @@
--- allocate_ids: ids for instances whose payloads must contain them before the insert (insert.sql, insert_started_instances.sql).
+-- allocate_ids: ids for instances whose payloads must contain them before the insert (insert.sql,
+-- insert_started_instances.sql).
 --
--- Returns `count` ids, ascending, at most 100,000. An unused id is lost, as after a rollback.
+-- Returns `count` ids, ascending, at most 100,000. Only this login can use them, each once, within a day
+-- (take_allocated_ids.sql, gc_allocated_ids.sql). An unused id is lost, as after a rollback.
+-- Locks: none. Guarded by tests/store/test_allocated_ids.py.
 create or replace function @schema.allocate_ids(count int)
 returns bigint[]
-language sql
+language plpgsql
 set search_path = pg_catalog, pg_temp
 set jit = off
 set plan_cache_mode = force_generic_plan
 as $$
-  select array(
-    select nextval('@schema.instances_id_seq'::regclass) from generate_series(1, least(allocate_ids.count, 100000))
-  )
+declare
+  ids constant bigint[] := @schema.draw_ids(least(allocate_ids.count, 100000));
+begin
+  insert into @schema.allocated_ids (id, login)
+  select unnest(ids), case when session_user <> current_user then @schema.session_login() end;  -- as in insert
+  return ids;
+end
 $$;
 
 comment on function @schema.allocate_ids(int) is
-  'Allocates ids for instances to insert, for payloads that are encrypted with the id of their instance.';
+  'Allocates ids for instances to insert, for payloads that are encrypted with the id of their instance. Only the login'
+  ' that calls it can use them, each once, within a day.';

@@ -48,6 +48,9 @@ begin
         select from @schema.instances i where i.unique_guard = key and i.inserted_by is distinct from login
       ) then
         verdict := 'taken';
+        if start ? 'id' then
+          perform @schema.discard_allocated_id(start);
+        end if;
         return;
       end if;
       continue when target is null;
@@ -59,6 +62,9 @@ begin
     target := waiting.id;
     if not waiting.has_not_begun then
       verdict := 'taken';
+      if start ? 'id' then
+        perform @schema.discard_allocated_id(start);
+      end if;
       return;
     elsif start ? 'id' and target is distinct from holder then
       verdict := 'other_holder';
@@ -87,6 +93,9 @@ begin
       updated_at = now()
     where i.id = target;
     verdict := 'restarted';
+    if start ? 'id' then
+      perform @schema.discard_allocated_id(start);
+    end if;
     woken_queue := waiting.queue;
     gates := array_remove(array[
       @schema.gate_name('partition', waiting.partition_key), @schema.gate_name('slot', waiting.slot_key),

@@ -5,8 +5,9 @@
 -- priorities: null means 0. limits: as keys_of_limits.sql takes them. groups: 'KIND/GROUP'. metadatas: objects or
 -- null. keeps: seconds to keep the row after its end, Infinity for good, null for the retention.
 -- signals: the first signals of each row, as send_first_signals.sql takes them; a row that is not inserted gets none.
--- allocated_ids: the ids of the rows, from allocate_ids, for a caller that must know them first; any other id is
--- rejected.
+-- allocated_ids: the ids of the rows, from allocate_ids, for a caller that must know them first; any other id raises
+-- GD008 (take_allocated_ids.sql). Without them an id that exists, because the sequence was set back, is drawn again
+-- (draw_ids.sql).
 -- notify: wake the workers with the commit, one message per queue; the clients pass false and send their own.
 -- on_conflict: 'raise' (the whole call fails with GD001), 'skip' (the id is null) or 'existing' (the id of the holder).
 -- Returns one row per input row, in input order; blocked_on is the gate that a new row waits for (initial_blocks.sql).
@@ -40,6 +41,7 @@ language plpgsql
 set search_path = pg_catalog, pg_temp
 set jit = off
 set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
 as $$
 #variable_conflict use_column
 declare
@@ -51,6 +53,7 @@ declare
     cardinality(signals), cardinality(allocated_ids)
   );
   ids bigint[];            -- the id of each row, if it is inserted
+  is_set_back boolean;     -- an id is as high as those that were drawn: the sequence was set back
   holders bigint[];        -- the id of the holder of its key, its own if it was inserted
   blocked text[];          -- the gate that a row waits for
   inserted_ids bigint[] := '{}';
@@ -81,18 +84,16 @@ begin
 
   -- Ids in input order, so that rows of equal priority run in the order of the input.
   if cardinality(allocated_ids) = 0 then
-    select array_agg(nextval('@schema.instances_id_seq'::regclass)) into ids from generate_series(1, total);
+    select array_agg(drawn.id), exists (select from @schema.instances i where i.id >= min(drawn.id)) into ids, is_set_back
+    from (select nextval('@schema.instances_id_seq'::regclass) as id from generate_series(1, total)) as drawn;
+    if is_set_back then
+      ids := @schema.draw_ids(total);
+    end if;
   else
-    -- An id above the sequence would collide with a later row.
-    if cardinality(allocated_ids) <> total
-      or exists (
-        select from unnest(allocated_ids) as allocated_id (value)
-        where allocated_id.value is null or allocated_id.value < 1
-          or allocated_id.value > (select last_value from @schema.instances_id_seq)
-      )
-    then
+    if cardinality(allocated_ids) <> total then
       raise exception 'allocated_ids must hold an id of allocate_ids() for each row' using errcode = '22023';
     end if;
+    perform @schema.take_allocated_ids(allocated_ids);
     ids := allocated_ids;
   end if;
 

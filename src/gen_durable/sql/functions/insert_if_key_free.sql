@@ -2,7 +2,7 @@
 --
 -- Parameters: the key; start: an object as insert_started_instances.sql takes it, of which only fsm and step are required; its
 -- unique_scope is that of a live holder by default. Its unique_key is not read.
--- Returns the id, or null if the key is taken. The queue is not notified.
+-- Returns the id, or null if the key is taken; an id in `start` can then be used again. The queue is not notified.
 -- Index, locks: those of insert, which waits for a transaction that inserts the same key.
 -- Guarded by tests/store/test_signal_or_start.py.
 create or replace function @schema.insert_if_key_free(key bytea, start jsonb)
@@ -44,6 +44,11 @@ begin
     allocated_ids => array_remove(array[given.id], null),
     notify => false
   ) as added;
+  if new_id is null and start ? 'id' then
+    -- The caller may try again in this transaction: its holder may have ended by then.
+    insert into @schema.allocated_ids (id, login)
+    values ((start ->> 'id')::bigint, case when session_user <> current_user then @schema.session_login() end);
+  end if;
   return new_id;
 end
 $$;

@@ -2,8 +2,8 @@
 -- instances that other outcomes start without waiting for them.
 --
 -- Parameters: the arrays of flush with the fence, the kind, and extras: `children`, an array of objects, or `spawn`,
--- the same. A child with an id (lock_parent_and_allocate_ids.sql) keeps it. Its signals are those of
--- send_first_signals.sql.
+-- the same. A child with an id keeps it: one of lock_parent_and_allocate_ids or of allocate_ids, which is used up here.
+-- An id that another login has drawn raises GD008. Its signals are those of send_first_signals.sql.
 -- Returns the queues in which rows became runnable.
 -- The fence is checked here as in flush, and a row with a pending cancel starts no instances; the lock guarantees that
 -- both checks agree. A child whose unique key is taken is neither inserted nor waited for. Rows are inserted in the
@@ -26,6 +26,7 @@ declare
   new_ids bigint[];         -- inserted rows that have first signals
   receivers bigint[];       -- these and those that were not inserted,
   first_signals jsonb[];    -- and their signals
+  given_ids bigint[];       -- the ids that came with the children
 begin
   perform @schema.require_small_call(greatest(
     cardinality(ids), cardinality(insert_started_instances.claims), cardinality(seqs), cardinality(kinds),
@@ -35,6 +36,10 @@ begin
   from unnest(extras) as outcome (extra)
   cross join lateral (values (outcome.extra -> 'children'), (outcome.extra -> 'spawn')) as listed (starts)
   where jsonb_typeof(listed.starts) = 'array';
+  if exists (select from @schema.instances i where i.id > (select last_value from @schema.instances_id_seq)) then
+    perform @schema.draw_ids(1);  -- the sequence was set back: advance it
+  end if;
+
   with source as (
     select outcome.id as starter, case outcome.kind when 'children' then outcome.id end as parent_id,
            case outcome.kind when 'children' then parent.round + 1 end as round, child.*
@@ -85,17 +90,26 @@ begin
     on conflict (unique_guard) where unique_guard is not null do nothing
     returning id, queue, has_signals
   )
-  select started.queues, started.receivers, messages.receivers, messages.signals
-  into woken_queues, new_ids, receivers, first_signals
+  select started.queues, started.receivers, messages.receivers, messages.signals, messages.given_ids
+  into woken_queues, new_ids, receivers, first_signals, given_ids
   from (
     select array_agg(distinct made.queue) as queues, array_agg(made.id) filter (where made.has_signals) as receivers
     from made
   ) as started
   cross join (
     select array_agg(start.child_id order by start.child_id) filter (where start.signals is not null) as receivers,
-      array_agg(start.signals order by start.child_id) filter (where start.signals is not null) as signals
+      array_agg(start.signals order by start.child_id) filter (where start.signals is not null) as signals,
+      array_agg(start.id) filter (where start.id is not null) as given_ids
     from numbered as start
   ) as messages;
+  if given_ids is not null then
+    delete from @schema.allocated_ids allocated
+    where allocated.id = any (given_ids)
+      and allocated.login is not distinct from case when session_user <> current_user then @schema.session_login() end;
+    if exists (select from @schema.allocated_ids allocated where allocated.id = any (given_ids)) then
+      raise exception 'the id of a child was drawn by another login' using errcode = 'GD008';
+    end if;
+  end if;
   if new_ids is not null then
     perform @schema.send_first_signals(receivers, first_signals, new_ids);
   end if;

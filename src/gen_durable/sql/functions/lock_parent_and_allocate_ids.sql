@@ -23,6 +23,6 @@ begin
   if not found then
     return null;
   end if;
-  return array(select nextval('@schema.instances_id_seq'::regclass) from generate_series(1, count));
+  return @schema.draw_ids(count);
 end
 $$;

@@ -48,6 +48,9 @@ begin
         select from @schema.instances i where i.unique_guard = key and i.inserted_by is distinct from login
       ) then
         verdict := 'no_target';
+        if start ? 'id' then
+          perform @schema.discard_allocated_id(start);
+        end if;
         return;
       end if;
       continue when new_id is null;
@@ -67,6 +70,9 @@ begin
         delete from @schema.instances i where i.id = new_id;
         target := receiver;
         verdict := 'duplicate';
+        if start ? 'id' then
+          perform @schema.discard_allocated_id(start);
+        end if;
         return;
       end if;
     end if;
@@ -80,6 +86,9 @@ begin
     else
       select delivery.verdict, delivery.woken_queue into verdict, woken_queue
       from @schema.signal(array[target], array[null::bytea], array[name], array[payload], array[dedup_key]) as delivery;
+      if start ? 'id' then
+        perform @schema.discard_allocated_id(start);
+      end if;
     end if;
     return;
   end loop;
