@@ -49,6 +49,16 @@ QueueOption = Annotated[
     str | None, typer.Option("--queue", metavar="NAME", show_default=False, help="Only this queue.")
 ]
 
+PartitionPrefixOption = Annotated[
+    str | None,
+    typer.Option(
+        "--partition-prefix",
+        metavar="TEXT",
+        show_default=False,
+        help="Only partition keys that begin with TEXT, so that it cannot hold up the keys of others.",
+    ),
+]
+
 
 @report_errors
 def grant(
@@ -63,12 +73,7 @@ def grant(
         show_default=False,
         help="Nothing more urgent than N: lower numbers run earlier, and are refused.",
     ),
-    partition_prefix: str | None = typer.Option(
-        None,
-        metavar="TEXT",
-        show_default=False,
-        help="Only partition keys that begin with TEXT, so that it cannot hold up the keys of others.",
-    ),
+    partition_prefix: PartitionPrefixOption = None,
     max_live: int | None = typer.Option(
         None, metavar="N", show_default=False, help="The most live instances of this login."
     ),
@@ -98,11 +103,9 @@ def grant(
     _check_range(max_priority, "--max-priority", -32768, 32767)
     _check_range(max_live, "--max-live", 1, 1_000_000)
     _check_range(max_inserts_per_second, "--max-inserts-per-second", 0.001, 1_000_000)
-    if partition_prefix is not None:
-        check_text_key(partition_prefix, "--partition-prefix")
-    wanted = Grant(_check(machine, "--machine"), _check(queue, "--queue"), max_priority, partition_prefix)
-    quota = Quota(max_live, max_inserts_per_second)
-    checked = Schema(schema)
+    prefix = None if partition_prefix is None else check_text_key(partition_prefix, "--partition-prefix")
+    wanted = Grant(_check(machine, "--machine"), _check(queue, "--queue"), max_priority, prefix)
+    quota, checked = Quota(max_live, max_inserts_per_second), Schema(schema)
     granted = _run(dsn, lambda link: login_grants.grant(link, checked, role.value, login, grant=wanted, quota=quota))
     _print_login(granted)
 
