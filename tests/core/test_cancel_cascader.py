@@ -62,9 +62,11 @@ def child(id_: int) -> str:
 def count_batches(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """When each batch began, from now on."""
     began: list[float] = []
-    statement = StatementBuilder.cascade
+    statement = StatementBuilder.cancel_listed_descendants
     monkeypatch.setattr(
-        StatementBuilder, "cascade", lambda self, *args: began.append(time.monotonic()) or statement(self, *args)
+        StatementBuilder,
+        "cancel_listed_descendants",
+        lambda self, *args: began.append(time.monotonic()) or statement(self, *args),
     )
     return began
 

@@ -111,9 +111,9 @@ async def test_rate_buckets_that_have_refilled_are_deleted_in_each_round(dsn: st
         gc._connection = Noting()  # type: ignore[assignment]
         await end(e, 1000)
         await gc.run_once()
-        assert not any("delete_full_buckets" in text for text in statements)
+        assert not any("delete_full_rate_buckets" in text for text in statements)
         await gc.run_once()
-        assert sum("delete_full_buckets" in text for text in statements) == 1
+        assert sum("delete_full_rate_buckets" in text for text in statements) == 1
 
 
 def test_there_is_one_scan_for_each_retention() -> None:

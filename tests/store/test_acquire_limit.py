@@ -43,7 +43,7 @@ def test_the_ticket_of_a_dead_claim_counts_nowhere(store: Store, row: str) -> No
     (limit,) = store.run(store.calls.limits())
     assert limit.taken == 0
     assert enter(store, 1, 10).is_granted
-    store.run(store.calls.unblock_missed(None, 10))
+    store.run(store.calls.unblock_missed_rows(None, 10))
     assert [r["ticket"] for r in store.sql("select * from @schema.step_slots")] == [10]
 
 

@@ -113,7 +113,7 @@ class CancelCascader:
         try:
             while True:
                 batch = await self._statement_runner.run(
-                    self._statements.cascade(BATCH, origin), "cancel", may_run_twice=True
+                    self._statements.cancel_listed_descendants(BATCH, origin), "cancel", may_run_twice=True
                 )
                 self._follow_up_handler.act_on_follow_ups(batch.follow_ups)
                 if batch.refused:

@@ -372,7 +372,7 @@ class ClaimRunner:
                 log.warning("instance %d of %s is put back: %s", claim.id, active.entry.spec.label, error)
                 self._claims.postpone(active, str(error))
             case UnreadableSignal():
-                self._claims.reject_unreadable_signals(active, error.faults)
+                self._claims.reject_signals_and_release_soon(active, error.faults)
             case LeaseLost():
                 log.warning("instance %d: the claim was lost during a step", claim.id)
                 if self._events.active and self._claims.has_claim(active):  # else a heartbeat has reported it

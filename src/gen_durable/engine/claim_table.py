@@ -185,14 +185,14 @@ class ClaimTable:
         """Make a row runnable again after a rest; `reason` becomes its last error."""
         self._start_release([(active, rest.first, reason)], rest.longest)
 
-    def reject_unreadable_signals(self, active: ActiveClaim, faults: tuple[SignalFault, ...]) -> None:
+    def reject_signals_and_release_soon(self, active: ActiveClaim, faults: tuple[SignalFault, ...]) -> None:
         """Set signals aside that this worker cannot read, and put the row back, in a task."""
         task = self._tasks.spawn(self._reject_signals_and_release(active, faults))
         task.add_done_callback(lambda _: self.remove(active))  # as in _start_release
 
     async def _reject_signals_and_release(self, active: ActiveClaim, faults: tuple[SignalFault, ...]) -> None:
         claim = active.claim
-        statement = self._signal_statements.reject_unreadable_signals(
+        statement = self._signal_statements.reject_signals_and_release_claims(
             claim.id,
             claim.epoch,
             [fault.id for fault in faults],

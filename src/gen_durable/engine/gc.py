@@ -71,8 +71,8 @@ class Gc(BackgroundTask):
         has_more = [await self._delete_batch(scan) for scan in self._scans]
         if any(has_more):
             return 0.0
-        await self._connection.run(self._statements.delete_full_buckets())
-        if await self._connection.run(self._statements.gc_allocated_ids(self._batch_size)) == self._batch_size:
+        await self._connection.run(self._statements.delete_full_rate_buckets())
+        if await self._connection.run(self._statements.gc_unused_ids(self._batch_size)) == self._batch_size:
             return 0.0
         self._rounds += 1
         if self._rounds % REVISIT_ROUNDS == 0:
@@ -99,7 +99,7 @@ class Gc(BackgroundTask):
 
     def _delete_statement(self, scan: RetentionScan, batch: int, skip: int) -> Statement[GcResult]:
         if scan.retention_seconds is None:
-            return self._retention_statements.gc_kept_rows(batch, skip=skip, after=scan.after)
+            return self._retention_statements.gc_rows_past_own_keep(batch, skip=skip, after=scan.after)
         return self._statements.gc(
             *self._retention.seconds, batch, skip=skip, after=scan.after, min_age=scan.retention_seconds
         )

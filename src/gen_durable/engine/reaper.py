@@ -128,7 +128,7 @@ class Reaper(BackgroundTask):
                 return
 
     async def _unblock_batch(self, batch: int, skip: int) -> int:
-        statement = self._statements.unblock_missed(self._unblocked_up_to, batch + skip, skip=skip)
+        statement = self._statements.unblock_missed_rows(self._unblocked_up_to, batch + skip, skip=skip)
         self._unblocked_up_to, queues = await self._connection.run(statement)
         self._notifier.wake_queues(queues)
         if self._events.active:

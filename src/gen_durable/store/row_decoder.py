@@ -182,7 +182,7 @@ def decode_flush_result(rows: Sequence[Row]) -> FlushResult:
 
 
 def decode_cascade_result(rows: Sequence[Row]) -> CascadeResult:
-    """The result of `cascade.sql`."""
+    """The result of `cancel_listed_descendants.sql`."""
     ended, requested, woken_queues, cascade_origins, workers_with_cancel_requests, more, refused, refusal = rows[0]
     follow_ups = decode_follow_ups(woken_queues, cascade_origins, workers_with_cancel_requests)
     return CascadeResult(ended, requested, follow_ups, more, refused or [], refusal)

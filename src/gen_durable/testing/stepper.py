@@ -231,7 +231,7 @@ class Stepper:
         """
         waits = 0
         while self._notifier.has_children_to_cancel:
-            batch = await self._connection.run(self._services.statements.cascade(REAP_BATCH, None))
+            batch = await self._connection.run(self._services.statements.cancel_listed_descendants(REAP_BATCH, None))
             if batch.more and batch.ended + batch.requested == 0:
                 waits += 1
                 await asyncio.sleep(CANCEL_PAUSE)

@@ -13,7 +13,7 @@ set jit = off
 set plan_cache_mode = force_generic_plan
 as $$
 begin
-  perform @schema.require_small_call(cardinality(arguments));
+  perform @schema.require_max_elements(cardinality(arguments));
   if (kind in ('queue', 'cancel_children', 'check_cancel_requests')) is not true then
     raise exception 'kind must be queue, cancel_children or check_cancel_requests, got %', quote_nullable(left(kind, 40))
       using errcode = '22023';

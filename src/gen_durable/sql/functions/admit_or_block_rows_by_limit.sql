@@ -1,4 +1,4 @@
--- admit_rows_by_limit: decide by limit which of the rows that pick has found may run, and block the others.
+-- admit_or_block_rows_by_limit: decide by limit which of the rows that pick has found may run, and block the others.
 --
 -- Parameters: due rows that this transaction has locked; the rows it has claimed already; the slot keys of those, once
 -- per row; `many`: if so many rows of a gate are blocked at once, up to 1,000 more of that gate are blocked too.
@@ -16,11 +16,11 @@
 -- which gives the first of them a token_at.
 -- Index: instances_slot; primary keys of limits and rate_buckets.
 -- Locks: gates with SKIP LOCKED, then rows as lock_more_rows_to_block.sql. The lock on a gate keeps the counts true and
--- the policy unchanged until commit (lock_limit_gates.sql).
+-- the policy unchanged until commit (reblock_rows_and_lock_limit_gates.sql).
 -- Long because: one statement decides about slots and tokens together, and its parts share the candidates.
 -- Guarded by tests/store/test_limits.py, tests/interleavings/test_limits.py (test_pick_pick_of_one_slot,
 -- test_policy_pick_fewer_slots).
-create or replace function @schema.admit_rows_by_limit(
+create or replace function @schema.admit_or_block_rows_by_limit(
   found_rows tid[], claimed_rows tid[], claimed_slots text[], many int,
   out allowed tid[], out slots text[], out denied int, out contended int, out woken_queues text[],
   out blocked_groups jsonb

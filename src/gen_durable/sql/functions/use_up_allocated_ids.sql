@@ -1,11 +1,11 @@
--- take_allocated_ids: use up ids that this login has drawn with allocate_ids, for instances that this transaction
+-- use_up_allocated_ids: use up ids that this login has drawn with allocate_ids, for instances that this transaction
 -- inserts.
 --
 -- Raises GD008 if one of them was drawn by another login, was used before, is listed twice, or was never drawn: so an id
 -- belongs to one instance for good, also after that is deleted.
 -- Index: primary key. Locks: the entries of allocated_ids, in the order of ids; those of other logins are not locked.
 -- Two calls with one id wait for each other, and the second one raises (tests/interleavings: insert_insert_one_id).
-create or replace function @schema.take_allocated_ids(ids bigint[])
+create or replace function @schema.use_up_allocated_ids(ids bigint[])
 returns void
 language plpgsql
 set search_path = pg_catalog, pg_temp

@@ -1,11 +1,11 @@
--- readmit_signals: put rejected signals back into their inboxes, and wake the rows that await them.
+-- readmit_signals_and_wake: put rejected signals back into their inboxes, and wake the rows that await them.
 --
 -- Parameters: ids of signals. The caller has locked their instances. Returns one row: the signals put back, and the
 -- queues to wake. A signal whose dedup key another signal holds stays rejected; of several with one key the oldest
 -- returns. `rejected_by` is left to the caller.
 -- Index: primary keys, signals_dedup. Locks: none beyond those of the caller, which a delivery takes too, so no signal
 -- with the same dedup key can come in between.
-create or replace function @schema.readmit_signals(ids bigint[], out readmitted bigint[], out woken_queues text[])
+create or replace function @schema.readmit_signals_and_wake(ids bigint[], out readmitted bigint[], out woken_queues text[])
 language plpgsql
 set search_path = pg_catalog, pg_temp
 set jit = off

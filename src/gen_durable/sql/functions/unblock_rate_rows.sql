@@ -1,4 +1,4 @@
--- unblock_rate: the part of unblock for rate limits: give the first blocked rows a token_at, the time at which their
+-- unblock_rate_rows: the part of unblock for rate limits: give the first blocked rows a token_at, the time at which their
 -- tokens arrive, and return them to the pick index for that time.
 --
 -- Parameters: gates that this transaction has locked (gates of other kinds are ignored); rows that the caller is about
@@ -11,11 +11,11 @@
 -- drained_until is the time at which the bucket is full again, so the bucket lacks (drained_until - now) / period
 -- tokens, with `period` the seconds per token. A row waits until that deficit, plus the tokens for the rows before it
 -- and for itself, is at most `burst`.
--- Each queue by itself, as in unblock_slots.sql. A limit that was removed blocks no row.
+-- Each queue by itself, as in unblock_slot_rows.sql. A limit that was removed blocks no row.
 -- Index: instances_limited (blocked rows), instances_token_due; primary keys of limits and rate_buckets.
 -- Locks: the rows with SKIP LOCKED.
 -- Guarded by tests/store/test_limits.py (test_tokens), test_guards.py, test_no_waiting.py.
-create or replace function @schema.unblock_rate(gates text[], claimed_rows tid[])
+create or replace function @schema.unblock_rate_rows(gates text[], claimed_rows tid[])
 returns text[]
 language plpgsql
 set search_path = pg_catalog, pg_temp

@@ -1,4 +1,4 @@
--- draw_ids: the next ids of the sequence, past every id that is in use.
+-- draw_unused_ids: the next ids of the sequence, past every id that is in use.
 --
 -- Parameter: how many. Returns them, ascending.
 -- A restore or a manual setval may have set the sequence back. Then a drawn id may exist, and the ids of deleted rows
@@ -8,7 +8,7 @@
 -- at most ten million ids: past a single row with an absurd id it only avoids the ids that exist.
 -- Index: primary keys. Locks: none.
 -- Guarded by tests/store/test_allocated_ids.py.
-create or replace function @schema.draw_ids(count int)
+create or replace function @schema.draw_unused_ids(count int)
 returns bigint[]
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -22,7 +22,9 @@ declare
 begin
   for try in 1..20 loop
     select array_agg(drawn.id) into ids
-    from (select nextval('@schema.instances_id_seq'::regclass) as id from generate_series(1, draw_ids.count)) as drawn;
+    from (
+      select nextval('@schema.instances_id_seq'::regclass) as id from generate_series(1, draw_unused_ids.count)
+    ) as drawn;
     select greatest(
       (select max(i.id) from @schema.instances i where i.id >= ids[1]),
       (select max(allocated.id) from @schema.allocated_ids allocated where allocated.id >= ids[1])

@@ -1,4 +1,4 @@
--- unblock_slots: the part of unblock for concurrency limits: unblock as many rows as the limit has free slots.
+-- unblock_slot_rows: the part of unblock for concurrency limits: unblock as many rows as the limit has free slots.
 --
 -- Parameters: gates that this transaction has locked (gates of other kinds are ignored); `is_cautious`: see below.
 -- Returns the queues of the unblocked rows.
@@ -6,12 +6,12 @@
 -- The pick that finds more rows than slots blocks the surplus again.
 -- Rows of the queue that are due already count as users of the free slots, for 5 s after their last change: a row that
 -- stays due for longer may belong to a machine that no worker knows, and must not keep others blocked. If such rows
--- exist, a cautious call (unblock_missed) unblocks one row only, since perhaps no worker serves the queue; the commit
+-- exist, a cautious call (unblock_missed_rows) unblocks one row only, since perhaps no worker serves the queue; the commit
 -- of that row unblocks the others.
 -- A limit that was removed blocks no row: up to 1,000 rows of its gate are unblocked.
 -- Index: instances_limited (blocked rows), instances_slot, instances_slot_due. Locks: the rows with SKIP LOCKED.
 -- Guarded by tests/store/test_limits.py, test_limits_corners.py, test_no_waiting.py.
-create or replace function @schema.unblock_slots(gates text[], is_cautious boolean)
+create or replace function @schema.unblock_slot_rows(gates text[], is_cautious boolean)
 returns text[]
 language plpgsql
 set search_path = pg_catalog, pg_temp

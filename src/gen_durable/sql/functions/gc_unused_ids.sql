@@ -1,9 +1,9 @@
--- gc_allocated_ids: forget ids that were drawn more than a day ago and not used. They cannot be used afterwards.
+-- gc_unused_ids: forget ids that were drawn more than a day ago and not used. They cannot be used afterwards.
 --
 -- Parameter: the most to visit. Visits the lowest ids, which are the oldest. Returns how many were deleted.
 -- Index: primary key. Locks: the entries, SKIP LOCKED: an insert that uses one goes first (tests/interleavings:
 -- gc_allocated_insert).
-create or replace function @schema.gc_allocated_ids(batch int)
+create or replace function @schema.gc_unused_ids(batch int)
 returns int
 language plpgsql
 set search_path = pg_catalog, pg_temp

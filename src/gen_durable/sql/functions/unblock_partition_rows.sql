@@ -1,4 +1,4 @@
--- unblock_partitions: the part of unblock for partition keys: unblock the first row of each key that no row executes.
+-- unblock_partition_rows: the part of unblock for partition keys: unblock the first row of each key that no row executes.
 --
 -- Parameter: keys whose gates this transaction has locked. Returns the queues of the unblocked rows.
 -- A blocked row stays blocked while another row of its key executes, is due before it, or waits for a limit: such a row
@@ -6,7 +6,7 @@
 -- Index: instances_blocked (first blocked row), instances_partition (executing), instances_partition_order (due
 -- before), instances_partition_admitted. Locks: the rows with SKIP LOCKED.
 -- Guarded by tests/store/test_partition.py, test_no_waiting.py.
-create or replace function @schema.unblock_partitions(keys text[])
+create or replace function @schema.unblock_partition_rows(keys text[])
 returns text[]
 language plpgsql
 set search_path = pg_catalog, pg_temp

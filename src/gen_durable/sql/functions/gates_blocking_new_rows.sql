@@ -1,13 +1,13 @@
--- initial_blocks: the gates of those rows of one insert that cannot start at once.
+-- gates_blocking_new_rows: the gates of those rows of one insert that cannot start at once.
 --
 -- Parameters: columns of insert, in parallel. Returns per row a gate to insert it blocked on, or null.
 -- Of a partition key, the first due row may start. Of a limit, as many rows as it admits when it is unused (at most
 -- 100) may start, for each queue and step: a worker may know only one of them. A row with a partition key is not
--- counted against its limits: admit_rows_by_limit does that when the row is the head of its key.
+-- counted against its limits: admit_or_block_rows_by_limit does that when the row is the head of its key.
 -- The blocks save picks from finding and blocking the rows one by one; they need not be exact.
 -- Index: the primary key of limits. Locks: none.
 -- Guarded by tests/store/test_partition.py (test_of_one_insert_only_the_first_of_a_key_is_to_be_picked).
-create or replace function @schema.initial_blocks(
+create or replace function @schema.gates_blocking_new_rows(
   fsms text[], versions int[], steps text[], queues text[], priorities smallint[], partition_keys text[],
   slot_keys text[], rate_keys text[], delays float8[], schedule_ats timestamptz[]
 )

@@ -1,4 +1,5 @@
--- lock_limit_gates: lock the gates of all limits, before the policy of one is applied to the rows that wait for it.
+-- reblock_rows_and_lock_limit_gates: lock the gates of all limits, before the policy of one is applied to the rows that
+-- wait for it.
 --
 -- Parameter: the name of the limit. Its rows with a token_at in the future are blocked again first, waiting for each of
 -- them: under the locks of gates a transaction must not wait for a row, so reapply_limit skips those that are locked.
@@ -8,7 +9,7 @@
 -- Index: instances_token_due, the primary key of gate_locks.
 -- Locks: rows in the order of ids, then gates in the order of their lock ids.
 -- Guarded by tests/interleavings/test_limits.py (test_policy_pick_fewer_slots), test_policy.py, test_lock_order.py.
-create or replace function @schema.lock_limit_gates(name text)
+create or replace function @schema.reblock_rows_and_lock_limit_gates(name text)
 returns void
 language plpgsql
 set search_path = pg_catalog, pg_temp

@@ -1,4 +1,5 @@
--- admit_rows_by_partition: decide by partition key which of the rows that pick has found may run, and block the others.
+-- admit_or_block_rows_by_partition: decide by partition key which of the rows that pick has found may run, and block the
+-- others.
 --
 -- Parameters: due rows that this transaction has locked; the keys it has admitted already, and the ids of their rows;
 -- `many`: if so many rows of a key are blocked at once, up to 1,000 more of that key are blocked too.
@@ -16,7 +17,7 @@
 -- this row is the head" true until commit. The statements after it have a later snapshot, so they see what the previous
 -- holder of the lock has written.
 -- Guarded by tests/interleavings/test_claim_claim.py, tests/store/test_partition.py, test_gates.py.
-create or replace function @schema.admit_rows_by_partition(
+create or replace function @schema.admit_or_block_rows_by_partition(
   found_rows tid[], claimed_keys text[], claimed_ids bigint[], many int,
   out allowed tid[], out keys text[], out ids bigint[], out denied int, out contended int, out woken_queues text[],
   out blocked_groups jsonb

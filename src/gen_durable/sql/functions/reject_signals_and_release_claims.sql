@@ -1,4 +1,4 @@
--- reject_unreadable_signals: take signals out of their inbox that a worker cannot read, and put their rows back.
+-- reject_signals_and_release_claims: take signals out of their inbox that a worker cannot read, and put their rows back.
 --
 -- Parameters: one element per signal: the instance and the epoch of its claim, the signal, the reason (never a value of
 -- the payload), and the fingerprint of the definition that could not read it (gen_durable/decoder_fingerprints.py).
@@ -10,7 +10,7 @@
 -- Index: primary keys, signals_rejected, signals_inbox.
 -- Locks: the rows in id order, then their gates. The inbox is looked at under the lock, in a statement of its own: a
 -- delivery that committed before is seen, a later one finds the row parked (tests/interleavings: reject_deliver).
-create or replace function @schema.reject_unreadable_signals(
+create or replace function @schema.reject_signals_and_release_claims(
   ids bigint[], claims bigint[], signal_ids bigint[], reasons text[], fingerprints text[],
   out rejected bigint[], out woken_queues text[]
 )
@@ -28,13 +28,16 @@ declare
   epochs bigint[];   -- and its epoch
   parked bigint[];
 begin
-  perform @schema.require_small_call(greatest(
+  perform @schema.require_max_elements(greatest(
     cardinality(ids), cardinality(claims), cardinality(signal_ids), cardinality(reasons),
     cardinality(fingerprints)
   ), 100000);
   perform from @schema.instances i where i.id = any (ids) order by i.id for no key update;
   select array_agg(claim.id order by claim.id), array_agg(claim.epoch order by claim.id) into held, epochs
-  from (select distinct given.id, given.epoch from unnest(ids, reject_unreadable_signals.claims) as given (id, epoch)) as claim
+  from (
+    select distinct given.id, given.epoch
+    from unnest(ids, reject_signals_and_release_claims.claims) as given (id, epoch)
+  ) as claim
   join @schema.instances i on i.id = claim.id and i.claims = claim.epoch and i.lease_expires_at is not null;
   if held is null then
     return;

@@ -1,16 +1,16 @@
--- unblock_missed: the backstop of unblock: visit the gates that rows are blocked on, and unblock rows of free ones.
+-- unblock_missed_rows: the backstop of unblock: visit the gates that rows are blocked on, and unblock rows of free ones.
 --
 -- Parameters: the gate after which to continue, or null to start with the first; how many gates to visit;
 -- how many of them to leave as they are, because they fail the statement.
 -- Returns the last gate visited, or null if no gate is left; the queues of the unblocked rows.
 -- Writes only if a row was missed, for example because a delivery had locked it when its gate became free. A call that
--- starts with the first gate also deletes the tickets of dead claims (acquire_step_limit.sql), which do not count as slots.
+-- starts with the first gate deletes the tickets of dead claims first (delete_tickets_of_dead_claims.sql).
 -- A gate that is taken is not locked, so that the many gates of a busy table are visited quickly and no other session
 -- meets their locks: the transaction that frees such a gate unblocks its rows. unblock looks again under the lock.
--- Index: instances_blocked, stepping from gate to gate; instances_partition, instances_slot; step_slots_instance.
--- Locks: tickets with SKIP LOCKED, then as unblock without waiting, for gates that seem to be free.
+-- Index: instances_blocked, stepping from gate to gate; instances_partition, instances_slot.
+-- Locks: as delete_tickets_of_dead_claims, then as unblock without waiting, for gates that seem to be free.
 -- Guarded by tests/store/test_partition.py (test_the_sweep_finds_what_was_stranded), test_acquire_limit.py.
-create or replace function @schema.unblock_missed(
+create or replace function @schema.unblock_missed_rows(
   after text, batch int, skip int default 0, out last_gate text, out woken_queues text[]
 )
 language plpgsql
@@ -27,14 +27,7 @@ declare
   gates text[] := '{}';
 begin
   if after is null then
-    delete from @schema.step_slots slot where slot.ticket = any (array(
-      select slot.ticket from @schema.step_slots slot
-      where not exists (
-        select from @schema.instances i
-        where i.id = slot.instance_id and i.claims = slot.claim and i.lease_expires_at is not null
-      )
-      for update skip locked
-    ));
+    perform @schema.delete_tickets_of_dead_claims();
   end if;
   for visited in 1..coalesce(batch, 0) loop
     select i.blocked_on into gate from @schema.instances i where i.blocked_on > gate order by i.blocked_on limit 1;

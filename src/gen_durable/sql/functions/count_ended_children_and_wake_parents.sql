@@ -1,9 +1,9 @@
--- wake_parents: count ended children at their parents, and release the parents whose barrier opens. Each commit that
--- ends rows calls it once for them.
+-- count_ended_children_and_wake_parents: count ended children at their parents, and release the parents whose barrier
+-- opens. Each commit that ends rows calls it once for them.
 --
 -- Parameters: ids of children that this transaction has ended, and whose parents' rows it has locked in id order.
 -- Returns woken_queues, the queues of the released parents; cascade_origins, the parents that continue without their
--- other children, which cascade.sql cancels.
+-- other children, which cancel_listed_descendants.sql cancels.
 -- A barrier opens when all children have ended, when enough are done, when too few are left to be done, or at the first
 -- child that is not done if the parent has on_failure. A parent that no longer waits for this round is not changed, so
 -- a child that ends after its barrier has opened has no effect (tests/interleavings: join_early).
@@ -11,7 +11,9 @@
 -- instances_parent.
 -- Locks: none beyond those of the caller. Siblings that end in two transactions wait for each other at the parent's
 -- row.
-create or replace function @schema.wake_parents(ended bigint[], out woken_queues text[], out cascade_origins bigint[])
+create or replace function @schema.count_ended_children_and_wake_parents(
+  ended bigint[], out woken_queues text[], out cascade_origins bigint[]
+)
 language plpgsql
 set search_path = pg_catalog, pg_temp
 set jit = off

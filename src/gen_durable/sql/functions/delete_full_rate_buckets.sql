@@ -1,8 +1,9 @@
--- delete_full_buckets: delete rate buckets that have been full for an hour; a missing bucket is full. Returns how many.
+-- delete_full_rate_buckets: delete rate buckets that have been full for an hour; a missing bucket is full. Returns how
+-- many.
 --
 -- Locks: SKIP LOCKED, since a pick locks several buckets in no particular order.
 -- Guarded by tests/store/test_no_waiting.py.
-create or replace function @schema.delete_full_buckets()
+create or replace function @schema.delete_full_rate_buckets()
 returns bigint
 language sql
 set search_path = pg_catalog, pg_temp

@@ -1,8 +1,9 @@
--- cascade: cancel one batch of the children listed in `cascades`: children of cancelled instances, and of instances
--- that continued without them.
+-- cancel_listed_descendants: cancel one batch of the children listed in `cascades`: children of cancelled instances, and of
+-- instances that continued without them.
 --
 -- Parameters: batch, the most children to cancel; of_origin, only those of this cancelled tree, null for any. A login that
--- may change only its own instances (may_change_others.sql) must name one of them: for any other tree nothing is listed.
+-- may change only its own instances (may_change_instances_of_others.sql) must name one of them: for any other tree nothing
+-- is listed.
 -- Returns how many ended and how many execute and got a cancel request; woken_queues, cascade_origins and
 -- workers_with_cancel_requests as in cancel; more, whether entries are left; refused, children whose rows the database does not
 -- let change, and refusal, the SQLSTATE of one of them.
@@ -11,12 +12,12 @@
 -- entry that was visited longest ago comes first, so entries with such children do not delay the others. A child that
 -- has children is listed in turn. If the calling process dies, any reaper finds the rest of the list. Gates that a
 -- cancel in a caller's transaction has listed (cancel.sql) are unblocked together with those of the children; if that
--- is refused, they are left to unblock_missed.
+-- is refused, they are left to unblock_missed_rows.
 -- Index: cascades_visited, cascades_origin; instances_parent, in its order; primary keys.
 -- Locks: entries of the list, then the children in id order, both with SKIP LOCKED. Their parents no longer wait for
--- them, so wake_parents locks none. Gates come last (tests/interleavings: cancel).
+-- them, so count_ended_children_and_wake_parents locks none. Gates come last (tests/interleavings: cancel).
 -- Guarded by tests/store/test_cascade.py.
-create or replace function @schema.cascade(batch int, of_origin bigint default null)
+create or replace function @schema.cancel_listed_descendants(batch int, of_origin bigint default null)
 returns table (
   ended int, requested int, woken_queues text[], cascade_origins bigint[], workers_with_cancel_requests text[], more boolean,
   refused bigint[],
@@ -45,7 +46,8 @@ declare
   unblocked text[];
   outcome record;
 begin
-  if session_user <> current_user and not @schema.may_change_others() and (@schema.ids_of_own_instances(array[of_origin]))[1] is null then
+  if session_user <> current_user and not @schema.may_change_instances_of_others()
+    and (@schema.ids_of_own_instances(array[of_origin]))[1] is null then
     return query select 0, 0, null::text[], null::bigint[], null::text[], false, null::bigint[], null::text;
     return;
   end if;
@@ -125,6 +127,6 @@ begin
 end
 $$;
 
-comment on function @schema.cascade(int, bigint) is
+comment on function @schema.cancel_listed_descendants(int, bigint) is
   'Cancels the next batch of descendants of cancelled instances. Clients call it after cancel until more is '
   'false; otherwise a worker does.';

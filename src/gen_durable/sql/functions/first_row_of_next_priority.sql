@@ -1,4 +1,4 @@
--- first_of_next_priority: the first row of the next priority of a queue: pick steps from priority to priority with it.
+-- first_row_of_next_priority: the first row of the next priority of a queue: pick steps from priority to priority with it.
 --
 -- Parameters: the queue; the priority before; the scan position of the next priority, [priority, due_at, id], or null.
 -- Returns the priority, and due_at and id of its first row. With a position the search is confined to its priority and
@@ -6,7 +6,7 @@
 -- Only this statement walks over the dead entries at the head of the index, so pick measures its time.
 -- Index: instances_pick, under the planner settings of pick. Locks: none.
 -- Guarded by tests/store/test_guards.py (test_a_pick_begins_at_the_lowest_row_above_its_scan_position).
-create or replace function @schema.first_of_next_priority(
+create or replace function @schema.first_row_of_next_priority(
   queue_name text, previous int, scan_position jsonb, out priority int, out due_at timestamptz, out id bigint
 )
 language plpgsql
