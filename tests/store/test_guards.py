@@ -186,7 +186,7 @@ def test_a_pick_tells_the_nearest_of_the_rows_to_come(store: Store) -> None:
 def test_limits_are_listed_by_name(store: Store) -> None:
     for name in "bac":
         store.run(store.calls.set_limit(name, Concurrency(1), declared=False))
-    assert [limit.name for limit in store.run(store.calls.limits())] == list("abc")
+    assert [limit.name for limit in store.run(store.calls.limit_states())] == list("abc")
 
 
 def test_what_is_committed_already_is_not_asked_to_end(store: Store) -> None:

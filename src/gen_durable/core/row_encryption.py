@@ -141,7 +141,7 @@ def encrypt_insert_statement(
 
 
 def encrypt_first_signals(signals: bytes, instance: int, encryption: PayloadEncryption) -> bytes:
-    """The first signals of an instance, JSON from `encode_signals`, encrypted for it."""
+    """The first signals of an instance, JSON from `encode_first_signals`, encrypted for it."""
     decoded = _OBJECTS.decode(signals)
     for one in decoded:
         field = signal_field(msgspec.json.decode(one["name"], type=str))

@@ -218,7 +218,7 @@ def decode_instance(row: Row) -> Instance:
     values[9] = tuple(name or "" for name in values[9] or ())
     for n in (23, 24, 25):  # state, result, metadata
         values[n] = None if values[n] is None else values[n].encode()
-    if values[25] is not None and not is_readable_object(values[25]):
+    if values[25] is not None and not is_readable_json_object(values[25]):
         problems.append("metadata is not a readable object")
         values[25] = None
     values.append(tuple(problems))
@@ -233,7 +233,7 @@ def decode_status(word: str) -> Status:
         return Status.UNKNOWN
 
 
-def is_readable_object(json: bytes) -> bool:
+def is_readable_json_object(json: bytes) -> bool:
     """Whether JSON is an object that Python can decode: not too deep, no numbers out of range."""
     try:
         return isinstance(decode_plain(json), dict)

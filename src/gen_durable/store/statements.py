@@ -339,7 +339,7 @@ class StatementBuilder:
     def remove_limit(self, name: str) -> Statement[tuple[bool, list[str]]]:
         return Statement(self._remove_limit, (name,), lambda rows: (rows[0][0], rows[0][1] or []))
 
-    def limits(self) -> Statement[list[LimitState]]:
+    def limit_states(self) -> Statement[list[LimitState]]:
         return Statement(self._limits, (), lambda rows: [LimitState(*row) for row in rows])
 
     def acquire_step_limit(self, instance: int, epoch: int, limit: Limit, ticket: int) -> Statement[LimitAnswer]:

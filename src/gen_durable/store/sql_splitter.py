@@ -27,7 +27,7 @@ _TOKEN: Final = re.compile(
 _COMMENT_EDGE: Final = re.compile(r"/\*|\*/")
 
 
-def split_sql(text: str) -> list[str]:
+def split_sql_statements(text: str) -> list[str]:
     """The statements of a text, each with the comments before it and its semicolon. Joined, they are the text.
 
     What follows the last semicolon is a statement of its own, unless it is only space and comments.

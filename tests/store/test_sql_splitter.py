@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gen_durable.store.split_sql import split_sql
+from gen_durable.store.sql_splitter import split_sql_statements
 
 SQL = Path(__file__).parents[2] / "src/gen_durable"
 FILES = sorted(SQL.rglob("*.sql"))
@@ -42,13 +42,13 @@ PIECES = ["'", "''", '"', "$$", "$a$", "$1", "a$b$", "--", "\n", "/*", "*/", ";"
     ],
 )
 def test_a_statement_ends_at_a_bare_semicolon(text: str, statements: list[str]) -> None:
-    assert split_sql(text) == statements
+    assert split_sql_statements(text) == statements
 
 
 @given(st.lists(st.sampled_from(PIECES)).map("".join))
 def test_joined_statements_are_the_text(text: str) -> None:
     """Nothing is lost, also of texts that no server would accept."""
-    statements = split_sql(text)
+    statements = split_sql_statements(text)
     assert "".join(statements) == text
     assert all(statements)
 
@@ -57,7 +57,7 @@ def test_joined_statements_are_the_text(text: str) -> None:
 def test_our_own_files(file: Path) -> None:
     """Each statement of a file begins with a word of SQL, and a function is one statement."""
     text = file.read_text()
-    statements = split_sql(text)
+    statements = split_sql_statements(text)
     assert "".join(statements) == text
     assert "begin atomic" not in text.lower(), "the splitter does not know this kind of body"
     for statement in statements:
