@@ -15,7 +15,7 @@ from tests.core.test_notifier import Endpoint, listening
 from gen_durable.client import Durable
 from gen_durable.core import caller_transaction_watcher
 from gen_durable.core.caller_transaction_watcher import CallerTransactionWatcher
-from gen_durable.core.messages import Message
+from gen_durable.core.notification_messages import Message
 from gen_durable.core.services import services_of
 from gen_durable.pg.pool import Pool
 from gen_durable.store.statements import Statement
@@ -74,7 +74,7 @@ class Watch:
         self.watcher = CallerTransactionWatcher(self.pool, services_of(app).notifier, app.events)
 
     def add(self, transaction: int, *queues: str) -> None:
-        self.watcher.add(transaction, FollowUps(frozenset(queues)))
+        self.watcher.act_after_commit(transaction, FollowUps(frozenset(queues)))
 
     async def idle(self) -> None:
         """Return once no transaction is pending."""
@@ -252,11 +252,11 @@ async def test_many_cancelled_parents_are_named_together(dsn: str, schema: str) 
     async with watching(dsn, schema) as watch, transactions(dsn, 1) as ((transaction, opened),):
         few = frozenset(range(1, caller_transaction_watcher.MAX_ORIGINS + 1))
         for _ in range(2):
-            watch.watcher.add(transaction, FollowUps(cascade_origins=few))
+            watch.watcher.act_after_commit(transaction, FollowUps(cascade_origins=few))
         (pending,) = watch.watcher._pending.values()
         assert pending.follow_ups.cascade_origins == few
         for parent in range(1, 1001):
-            watch.watcher.add(transaction, FollowUps(cascade_origins=frozenset({parent})))
+            watch.watcher.act_after_commit(transaction, FollowUps(cascade_origins=frozenset({parent})))
         (pending,) = watch.watcher._pending.values()
         assert None in pending.follow_ups.cascade_origins
         assert len(pending.follow_ups.cascade_origins) <= caller_transaction_watcher.MAX_ORIGINS
@@ -293,13 +293,13 @@ async def test_close_notifies_of_what_is_committed_and_forgets_the_rest(
         )
         watcher = services_of(app).caller_transaction_watcher
         assert watcher is not None
-        watcher.add(second, FollowUps(frozenset({"open"})))
-        watcher.add(first, FollowUps(frozenset({"committed"}), frozenset({7}), frozenset({"r"})))
+        watcher.act_after_commit(second, FollowUps(frozenset({"open"})))
+        watcher.act_after_commit(first, FollowUps(frozenset({"committed"}), frozenset({7}), frozenset({"r"})))
         await committed.commit()
         await app.close()
         found = {await remote.next(), await remote.next(), await remote.next()}
         assert found == {"wake committed", "check cancels", "cascade 7"}
-        watcher.add(second, FollowUps(frozenset({"late"})))
+        watcher.act_after_commit(second, FollowUps(frozenset({"late"})))
         watcher.check_soon()
         watcher.act_on_follow_ups(FollowUps(frozenset({"late"})))
         assert not watcher._pending

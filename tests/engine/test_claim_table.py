@@ -72,7 +72,7 @@ class Holder:
     def wake_queues(self, queues: Iterable[str]) -> None:
         self.unblocked += queues
 
-    def cancel_children(self, origin: int | None) -> None:
+    def start_cancel_of_children(self, origin: int | None) -> None:
         self.cascades.append(origin)
 
     async def run_claim(self, active: ActiveClaim) -> None:
@@ -281,7 +281,7 @@ async def test_the_cancel_requests_of_all_claims_are_read(engine: Opening) -> No
         assert await holder.table.fetch_cancel_reason(active) == DEFAULT_REASON
         await handle.cancel(reason="enough")
         assert await holder.table.fetch_cancel_reason(active) == "enough"
-        holder.table.apply_pending_cancel_requests()
+        holder.table.check_cancel_requests_soon()
         async with asyncio.timeout(10):
             while not holder.begun:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)

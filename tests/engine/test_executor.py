@@ -11,7 +11,7 @@ import pytest
 from tests.support.engine import soon
 
 from gen_durable import Context, Done, Machine, Next, Outcome, ScheduleChildren, Start, job, step
-from gen_durable.core.row_encryption import RowEncryption
+from gen_durable.core.claim_and_outcome_encryption import ClaimAndOutcomeEncryption
 from gen_durable.encryption import PayloadContext, PayloadEncryption
 from gen_durable.engine import executor as executor_module
 from gen_durable.engine import outcome_encoder
@@ -80,7 +80,7 @@ def threads() -> Iterator[ThreadPool]:
 def make_executor(threads: ThreadPool, encryption: PayloadEncryption | None = None) -> Executor:
     """An executor for steps that use neither children nor limits nor the journal."""
     absent = cast(Any, None)
-    rows = None if encryption is None else RowEncryption(encryption, absent, absent)
+    rows = None if encryption is None else ClaimAndOutcomeEncryption(encryption, absent, absent)
     return Executor("w", threads, absent, absent, absent, encryption=rows)
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from gen_durable.core.messages import follow_up_messages
+from gen_durable.core.notification_messages import messages_of_follow_ups
 from gen_durable.core.notifier import Notifier
 from gen_durable.loggers import get_logger
 from gen_durable.pg.faults import describe_for_log
@@ -72,9 +72,9 @@ class CallerTransactionWatcher:
         self._active_at = self._checked_at = 0.0
         self._is_closed = False
 
-    def add(self, transaction: int, follow_ups: FollowUps) -> None:
+    def act_after_commit(self, transaction: int, follow_ups: FollowUps) -> None:
         """Act on `follow_ups` once the transaction with this id has been committed."""
-        self._call_on_loop(lambda: self._add_on_loop(transaction, follow_ups))
+        self._call_on_loop(lambda: self._add_transaction_on_loop(transaction, follow_ups))
 
     def check_soon(self, _committing: object = None) -> None:
         """Some transaction is being committed, or has been: look again without delay."""
@@ -110,7 +110,7 @@ class CallerTransactionWatcher:
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(function)
 
-    def _add_on_loop(self, transaction: int, follow_ups: FollowUps) -> None:
+    def _add_transaction_on_loop(self, transaction: int, follow_ups: FollowUps) -> None:
         if self._is_closed:
             return
         now = self._loop.time()
@@ -180,8 +180,8 @@ class CallerTransactionWatcher:
         if not self._is_closed:
             self._notifier.act_on_follow_ups(follow_ups)
             return
-        for message in follow_up_messages(follow_ups):  # a cascade in this process would be cancelled at once
-            self._notifier.send(message)
+        for message in messages_of_follow_ups(follow_ups):  # a cascade in this process would be cancelled at once
+            self._notifier.send_message_soon(message)
 
 
 def _merge_follow_ups(one: FollowUps, other: FollowUps) -> FollowUps:

@@ -126,7 +126,7 @@ class ClaimTable:
             self.crashed.add(claim)
         if claim.children is None or (claim.children and any(not c.status.terminal for c in claim.children)):
             # A join that did not wait for all children: the remaining ones may have to be cancelled.
-            self._notifier.cancel_children(claim.id)
+            self._notifier.start_cancel_of_children(claim.id)
         return active
 
     def remove(self, active: ActiveClaim) -> None:
@@ -270,13 +270,13 @@ class ClaimTable:
         if active.task is None:
             self._slots.remove_from_buffer(active)
 
-    def apply_pending_cancel_requests(self) -> None:
+    def check_cancel_requests_soon(self) -> None:
         """Find out which claims have a cancel request, and cancel them: at once, then every CHECK_SECONDS at most."""
         self._should_check = True
         if self._check is None or self._check.done():
-            self._check = self._tasks.spawn(self._check_cancel_requests())
+            self._check = self._tasks.spawn(self._run_cancel_request_checks())
 
-    async def _check_cancel_requests(self) -> None:
+    async def _run_cancel_request_checks(self) -> None:
         while self._should_check:
             if (wait := self._checked_at + CHECK_SECONDS - time.monotonic()) > 0:
                 await asyncio.sleep(wait)

@@ -18,7 +18,7 @@ from itertools import islice
 from typing import Any, Final, cast
 
 from gen_durable.context import Context
-from gen_durable.core.row_encryption import RowEncryption
+from gen_durable.core.claim_and_outcome_encryption import ClaimAndOutcomeEncryption
 from gen_durable.durations import Duration
 from gen_durable.engine.hook_caller import HookCaller, await_within
 from gen_durable.engine.many_children import ChildrenReader
@@ -71,7 +71,7 @@ class Executor:
         limits: LimitService,
         journal: JournalService,
         *,
-        encryption: RowEncryption | None = None,
+        encryption: ClaimAndOutcomeEncryption | None = None,
     ) -> None:
         self._worker = worker
         self._threads = threads
@@ -361,7 +361,9 @@ def _log_traceback(claim: Claim, what: str, error: BaseException) -> None:
         errors_log.debug("instance %d: %s raised %s\n%s", claim.id, what, error_type_of(error), frames)
 
 
-async def _encrypt_outcome(encoded: EncodedOutcome, claim: Claim, encryption: RowEncryption) -> EncodedOutcome:
+async def _encrypt_outcome(
+    encoded: EncodedOutcome, claim: Claim, encryption: ClaimAndOutcomeEncryption
+) -> EncodedOutcome:
     encoded.plain_state = encoded.commit.value
     await encryption.encrypt_outcome(encoded.commit, claim)
     return encoded

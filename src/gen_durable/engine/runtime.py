@@ -4,7 +4,7 @@
                  ^ heartbeat, in a thread          reaper, gc: on every worker
 
 `Worker` creates a runtime when it starts; the notifier calls `wake`, `wake_by_message`, `wake_all` and
-`apply_pending_cancel_requests`.
+`check_cancel_requests_soon`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final
 
 from gen_durable.config import WorkerOptions
 from gen_durable.core.background_task import BackgroundTask
-from gen_durable.core.row_encryption import RowEncryption
+from gen_durable.core.claim_and_outcome_encryption import ClaimAndOutcomeEncryption
 from gen_durable.core.services import Services
 from gen_durable.decoder_fingerprints import DecoderFingerprints
 from gen_durable.engine.active_claim import ActiveClaim
@@ -123,7 +123,7 @@ class Runtime:
             self._journal,
             encryption=None
             if services.encryption is None
-            else RowEncryption(services.encryption, services.pool, services.statements),
+            else ClaimAndOutcomeEncryption(services.encryption, services.pool, services.statements),
         )
         self._transactional = TransactionalExecutor(
             executor, target, services.statements, TRANSACTION_CONNECTIONS, notifier=services.notifier, worker=self.name
@@ -207,9 +207,9 @@ class Runtime:
         """Pick from every queue."""
         self.picker.wake_all()
 
-    def apply_pending_cancel_requests(self) -> None:
+    def check_cancel_requests_soon(self) -> None:
         """Read the cancel requests of this worker's claims, and act on them."""
-        self.claims.apply_pending_cancel_requests()
+        self.claims.check_cancel_requests_soon()
 
     async def start(self) -> None:
         """Start the background parts. A worker without queues only maintains the database."""

@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable, Generator, Sequence
 from functools import partial
 from typing import Any, Literal, TypeAlias, TypeVar, cast
 
-from gen_durable.core.row_encryption import encrypt_insert_statement, encrypt_signal
 from gen_durable.core.services import Services
+from gen_durable.core.start_and_signal_encryption import encrypt_insert_statement, encrypt_signal
 from gen_durable.errors import DatabaseRefused, DatabaseUnavailable, GenDurableError, InputError
 from gen_durable.loggers import get_logger
 from gen_durable.operations.insert import OnConflict, check_starts, find_blocked_rows
@@ -176,7 +176,7 @@ class TransactionCalls:
                     "the work when they poll. Open the client, or pass notify='in_transaction' or 'never'"
                 )
         elif not call_after_django_commit(connection, partial(watcher.act_on_follow_ups, follow_ups)):
-            watcher.add(transaction, follow_ups)
+            watcher.act_after_commit(transaction, follow_ups)
             call_at_sqlalchemy_commits(connection, watcher.check_soon)
 
     async def _run_statements(

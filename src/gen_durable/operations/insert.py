@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final, Literal, TypeAlias
 
-from gen_durable.core.row_encryption import encrypt_insert_statement
 from gen_durable.core.services import Services
+from gen_durable.core.start_and_signal_encryption import encrypt_insert_statement
 from gen_durable.encryption import PayloadEncryption
 from gen_durable.errors import InputError, TooLarge
 from gen_durable.pg.sqlstate_errors import IdTaken

@@ -25,7 +25,7 @@ async def wait(
     seconds = check_delay(timeout, "timeout") if timeout is not None else None
     instance = target if isinstance(target, int) else await _find_by_key(services, target)
     try:
-        finished = await services.completion_watcher.wait(instance, seconds, inserted_at)
+        finished = await services.completion_watcher.wait_for_end(instance, seconds, inserted_at)
     except ConnectionLost as error:
         raise DatabaseUnavailable(f"wait: {error.problem}") from error
     if finished is None:

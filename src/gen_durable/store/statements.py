@@ -389,5 +389,5 @@ class StatementBuilder:
         return Statement(self._unlocked_ids, (list(ids),), lambda rows: {row[0] for row in rows})
 
     def notify(self, payloads: Sequence[str]) -> Statement[None]:
-        """`payloads` are encoded messages (`core/messages.py`)."""
+        """`payloads` are encoded messages (`core/notification_messages.py`)."""
         return Statement(self._notify, (self.schema.channel, list(payloads)), lambda _rows: None)

@@ -19,8 +19,8 @@ from typing import Any, Final, TypeVar
 from gen_durable.client import Durable
 from gen_durable.config import WorkerOptions
 from gen_durable.context import Context
+from gen_durable.core.claim_and_outcome_encryption import ClaimAndOutcomeEncryption
 from gen_durable.core.notifier import Notifier
-from gen_durable.core.row_encryption import RowEncryption
 from gen_durable.core.services import Services, services_of
 from gen_durable.decoder_fingerprints import DecoderFingerprints
 from gen_durable.durations import Duration
@@ -115,7 +115,7 @@ class Stepper:
             self._journal,
             encryption=None
             if services.encryption is None
-            else RowEncryption(services.encryption, services.pool, services.statements),
+            else ClaimAndOutcomeEncryption(services.encryption, services.pool, services.statements),
         )
         self._executor.errors = errors
         side = self._side_connections
@@ -321,7 +321,7 @@ class CancelRecordingNotifier(Notifier):
     def wake(self, queue: str, count: int = 1) -> None:
         pass
 
-    def cancel_children(self, origin: int | None) -> None:
+    def start_cancel_of_children(self, origin: int | None) -> None:
         self.has_children_to_cancel = True
 
     def act_on_follow_ups(self, follow_ups: FollowUps) -> None:

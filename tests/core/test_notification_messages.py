@@ -8,14 +8,14 @@ import psycopg
 import pytest
 from tests.support.store import Store
 
-from gen_durable.core.messages import (
+from gen_durable.core.notification_messages import (
     CancelChildren,
     CheckCancelRequests,
     Message,
     QueueReady,
-    decode,
-    encode,
-    follow_up_messages,
+    decode_message,
+    encode_message,
+    messages_of_follow_ups,
 )
 from gen_durable.pg.faults import SqlError
 from gen_durable.store.types import NO_FOLLOW_UPS, FollowUps
@@ -34,8 +34,8 @@ PAYLOADS: list[tuple[Message, str]] = [
 @pytest.mark.parametrize(("message", "payload"), PAYLOADS, ids=[payload for _, payload in PAYLOADS])
 def test_every_message_survives_the_round_trip(message: Message, payload: str) -> None:
     """A queue or a worker that is named like another kind of message stays a queue or a worker."""
-    assert encode(message) == payload
-    assert decode(payload) == message
+    assert encode_message(message) == payload
+    assert decode_message(payload) == message
 
 
 @pytest.mark.parametrize(
@@ -57,13 +57,13 @@ def test_every_message_survives_the_round_trip(message: Message, payload: str) -
 )
 def test_an_unknown_payload_is_ignored(payload: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG, "gen_durable.notifier"):
-        assert decode(payload) is None
+        assert decode_message(payload) is None
     assert [record.levelname for record in caplog.records] == ["DEBUG"]
 
 
 def test_wakeups_stand_for_one_message_each() -> None:
     follow_ups = FollowUps(frozenset({"a", "b"}), frozenset({1, None}), frozenset({"w"}))
-    assert set(follow_up_messages(follow_ups)) == {
+    assert set(messages_of_follow_ups(follow_ups)) == {
         QueueReady("a"),
         QueueReady("b"),
         CancelChildren(1),
@@ -78,7 +78,7 @@ def test_sql_encodes_the_same_payloads(dsn: str, schema: str, store: Store) -> N
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute(f'listen "{store.schema.channel}"'.encode())
         for message, payload in PAYLOADS:
-            kind, _, argument = encode(message).partition(":")
+            kind, _, argument = encode_message(message).partition(":")
             store.sql("select @schema.notify_workers($1, array[$2, null])", kind, argument)
             (sent,) = connection.notifies(timeout=10, stop_after=1)
             assert sent.payload == payload

@@ -46,7 +46,7 @@ class CheckCancelRequests:
 Message: TypeAlias = QueueReady | CancelChildren | CheckCancelRequests
 
 
-def encode(message: Message) -> str:
+def encode_message(message: Message) -> str:
     """The NOTIFY payload of a message."""
     match message:
         case QueueReady(queue):
@@ -59,18 +59,18 @@ def encode(message: Message) -> str:
             assert_never(message)
 
 
-def decode(payload: str) -> Message | None:
+def decode_message(payload: str) -> Message | None:
     """The message of a NOTIFY payload, or None if this version does not know it.
 
     Any login of the database can send payloads (SECURITY.md), so nothing is assumed about them, not even their length.
     """
-    message = _decode_known(payload) if len(payload) <= MAX_MESSAGE else None
+    message = _decode_known_kind(payload) if len(payload) <= MAX_MESSAGE else None
     if message is None:
         log.debug("ignored a notification of unknown kind %.40r", payload[:40].partition(":")[0])
     return message
 
 
-def _decode_known(payload: str) -> Message | None:
+def _decode_known_kind(payload: str) -> Message | None:
     kind, _, argument = payload.partition(":")
     if kind == QUEUE and argument:
         return QueueReady(argument)
@@ -84,7 +84,7 @@ def _decode_known(payload: str) -> Message | None:
     return None
 
 
-def follow_up_messages(follow_ups: FollowUps) -> Iterator[Message]:
+def messages_of_follow_ups(follow_ups: FollowUps) -> Iterator[Message]:
     """The messages that follow-ups stand for."""
     for queue in follow_ups.queues:
         yield QueueReady(queue)
