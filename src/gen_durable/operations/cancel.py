@@ -21,7 +21,7 @@ NO_DESCENDANTS = CascadeCount(0, 0)
 async def cancel(
     services: Services, target: int | str | bytes | Handle[Any], reason: str, *, cascade: bool
 ) -> Cancellation:
-    """Cancel an instance, and with `cascade` its descendants. `reason` is one that `check_reason` returned."""
+    """Cancel an instance, and with `cascade` its descendants. `reason` comes from `to_storable_cancel_reason`."""
     statement = services.statements.cancel([parse_target(target, services)], reason, cascade=cascade)
     (found,), follow_ups = await services.statement_runner.run(statement, "cancel", may_run_twice=True)
     services.notifier.act_on_follow_ups(follow_ups)
@@ -33,7 +33,7 @@ async def cancel(
     return to_cancellation(found, target, descendants)
 
 
-def check_reason(reason: str) -> str:
+def to_storable_cancel_reason(reason: str) -> str:
     """A reason as it is stored. Raises `InputError` unless it is a non-empty str."""
     if not isinstance(reason, str) or not reason:
         raise InputError(f"cancel takes a reason that is a non-empty str, got {reason!r}")

@@ -15,7 +15,7 @@ from gen_durable.validation import MAX_CLAIM_PART, MAX_INBOX, check_text_key
 HOLDER_TRIES: Final = 5
 
 
-def outgoing_signal(
+def make_outgoing_signal(
     services: Services,
     target: int | str | bytes | Handle[Any],
     signal: Signal[Any],

@@ -14,7 +14,7 @@ from gen_durable.core.services import Services
 from gen_durable.core.start_and_signal_encryption import encrypt_insert_statement, encrypt_signal
 from gen_durable.errors import DatabaseRefused, DatabaseUnavailable, GenDurableError, InputError
 from gen_durable.loggers import get_logger
-from gen_durable.operations.insert import OnConflict, check_starts, find_blocked_rows
+from gen_durable.operations.insert import OnConflict, blocked_rows_of_insert, check_starts
 from gen_durable.operations.start_or_update import follow_ups_of, start_or_update_statements
 from gen_durable.pg.caller_connection import (
     call_after_django_commit,
@@ -40,7 +40,7 @@ CallStatements = Generator[Statement[Any], Any, T]
 RunOnConnection = Callable[[object, Statement[Any]], Awaitable[Sequence[Row]]]
 
 
-class TransactionCalls:
+class CallerTransactionCalls:
     """Runs calls of one `Durable`, open or not, on connections of its callers."""
 
     __slots__ = ("_encryption", "_has_warned", "_schema", "_services", "_statements")
@@ -121,7 +121,7 @@ class TransactionCalls:
         rows, transaction = yield self._statements.insert(statement, notify=notify == "in_transaction")
         if notify == "after_commit":
             queues = frozenset(start.queue for start, row in zip(starts, rows, strict=True) if row.new)
-            blocked = find_blocked_rows(starts, rows) if self._services.events.active else ()
+            blocked = blocked_rows_of_insert(starts, rows) if self._services.events.active else ()
             self._notify_after_commit(connection, transaction, FollowUps(queues, blocked=tuple(blocked)))
         return [row.id for row in rows]
 
