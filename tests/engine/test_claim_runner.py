@@ -75,7 +75,7 @@ class Running:
     def answer(self, result: Any, kind: str, *, queue: str | None = None, seq: int = 0, **fields: Any) -> list[Any]:
         """The calls that follow from an answer to an outcome of this kind."""
         commit = Commit(1, 1, seq, kind, began=10.0, took=2.5, **fields)
-        self.runner.receive_commit_result(self.active, EncodedOutcome(commit, "Some", queue=queue), 2.5, result)
+        self.runner.act_on_commit_result(self.active, EncodedOutcome(commit, "Some", queue=queue), 2.5, result)
         return self.parts.calls
 
 
@@ -97,8 +97,10 @@ def test_an_end_is_reported_to_local_waiters(kind: str, expected: tuple[Any, ...
 
 def test_a_pick_is_planned_for_a_delayed_row_in_its_new_queue() -> None:
     assert Running().answer(COMMITTED, "next")[1:] == []
-    assert Running().answer(COMMITTED, "next", delay=3.0)[1:] == [("schedule_pick", "default", 3.0)]
-    assert Running().answer(COMMITTED, "next", delay=3.0, queue="other")[1:] == [("schedule_pick", "other", 3.0)]
+    assert Running().answer(COMMITTED, "next", delay=3.0)[1:] == [("schedule_pick_or_wake", "default", 3.0)]
+    assert Running().answer(COMMITTED, "next", delay=3.0, queue="other")[1:] == [
+        ("schedule_pick_or_wake", "other", 3.0)
+    ]
 
 
 def test_the_queue_of_a_partition_key_is_woken_when_it_is_free() -> None:

@@ -210,7 +210,7 @@ async def test_one_round_visits_all_gates(dsn: str, schema: str, monkeypatch: py
         assert r.count("unblock_missed_rows") == 3  # two full batches, and one that finds no gate
         await r.reaper.run_once()
         assert r.count("unblock_missed_rows") == 4
-        assert await r.reaper._unblock_batch(2, 0) == 0  # the runner does not continue: the round does
+        assert await r.reaper._unblock_gate_batch(2, 0) == 0  # the runner does not continue: the round does
 
 
 async def test_a_round_goes_on_where_the_last_one_ended(dsn: str, schema: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -242,11 +242,11 @@ PROBES = {  # {base} is the first id of an owner; {key}, {row}, {signal} and {st
         "ecw/- ecw/ecw x x ecw/ecw",
         "select @.cancel('key-{base}', 'r')",
     ),
-    "cascade": (
+    "cancel_listed_descendants": (
         "ec/- ec/ec x x ec/ec",
         "select * from @.cancel_listed_descendants(10, {base} + 5)",
     ),
-    "cascade, any": (
+    "cancel_listed_descendants, any": (
         "-/- c/c x x c/c",
         "select * from @.cancel_listed_descendants(10)",
     ),

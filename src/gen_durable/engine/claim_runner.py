@@ -62,7 +62,7 @@ class ClaimEndReceiver(msgspec.Struct, eq=False, gc=False):
         if self.is_answered:
             return
         self.is_answered = True
-        self.runner.receive_commit_result(self.active, self.encoded, self.took, result)
+        self.runner.act_on_commit_result(self.active, self.encoded, self.took, result)
         if self.answered is not None and not self.answered.done():
             self.answered.set_result(None)
 
@@ -137,7 +137,7 @@ class ClaimRunner:
                 if active.is_cancel_requested():  # before the first step, or between two steps
                     return await self._end_cancelled_claim(active, 0.0, calls_on_cancel=False)
                 if active.entry.spec.transactional:
-                    return await self._run_transactional(active, started)
+                    return await self._run_transactional_step(active, started)
                 active.is_in_step = True
                 encoded = await self._executor.execute(
                     claim, active.entry, may_continue=may_continue, previous=encoded, task=active.task
@@ -156,13 +156,13 @@ class ClaimRunner:
                     if not active.has_slot and result is not STALE:
                         await self._slots.wait_for_slot_to_continue(active)
                 except (OutcomeRejected, asyncio.CancelledError) as error:
-                    return await self._handle_failed_continue(active, encoded, error)
+                    return await self._handle_missing_commit_answer(active, encoded, error)
                 if result is STALE:
-                    return self.receive_commit_result(active, encoded, took, result)
+                    return self.act_on_commit_result(active, encoded, took, result)
                 if result is CANCEL_REQUESTED:
                     return await self._end_cancelled_claim(active, took)
                 if self._events.active:
-                    self._emit_committed(active, encoded, took)
+                    self._emit_commit_events(active, encoded, took)
                 started = time.perf_counter()
                 self._advance_to_next_step(active, encoded)
         except (UndecodableState, LeaseLost, NoFreeThread, UnreadableSignal) as error:
@@ -203,7 +203,7 @@ class ClaimRunner:
         self._claims.postpone(active, "its task was cancelled outside of its step")
         self._notifier.wake_local_workers()  # a transaction may have committed without an answer
 
-    def receive_commit_result(
+    def act_on_commit_result(
         self, active: ActiveClaim, encoded: EncodedOutcome, took: float, result: CommitResult | OutcomeRejected
     ) -> None:
         """Act on the answer to an outcome that ends the claim."""
@@ -216,7 +216,7 @@ class ClaimRunner:
                     self._claims.allow_more_crashed_rows(active)
                 self._report_end_and_plan_pick(active, encoded)
                 if self._events.active:
-                    self._emit_committed(active, encoded, took)
+                    self._emit_commit_events(active, encoded, took)
             case CommitResult.STALE:
                 self._claims.remove(active)
                 claim = active.claim
@@ -258,7 +258,7 @@ class ClaimRunner:
             case "cancel":
                 self._completions.report_end(claim.id, Status.CANCELLED, None, commit.error, commit.began + commit.took)
             case _ if commit.delay:
-                self._slots.schedule_pick(claim.queue if encoded.queue is None else encoded.queue, commit.delay)
+                self._slots.schedule_pick_or_wake(claim.queue if encoded.queue is None else encoded.queue, commit.delay)
             case _:
                 pass
         if claim.partition_key is not None:
@@ -268,7 +268,7 @@ class ClaimRunner:
         if self._history_trimmer is not None:
             self._history_trimmer.request_trim(commit.id, commit.seq + 1, active.entry.spec.machine.history_keep)
 
-    async def _handle_failed_continue(
+    async def _handle_missing_commit_answer(
         self, active: ActiveClaim, encoded: EncodedOutcome, error: OutcomeRejected | asyncio.CancelledError
     ) -> None:
         """The task of a claim that was meant to go on has no answer to its outcome."""
@@ -289,7 +289,7 @@ class ClaimRunner:
             receiver.answered = asyncio.get_running_loop().create_future()
             await receiver.answered
 
-    async def _run_transactional(self, active: ActiveClaim, started: float) -> None:
+    async def _run_transactional_step(self, active: ActiveClaim, started: float) -> None:
         """Run a step whose writes commit with its outcome. `on_error` runs after they are rolled back."""
         try:
             encoded, result = await self._transactional.execute(active)
@@ -301,7 +301,7 @@ class ClaimRunner:
         except UnusableLimit as error:
             self._postpone_for_unusable_limit(active, error)
         else:
-            self.receive_commit_result(active, encoded, time.perf_counter() - started, result)
+            self.act_on_commit_result(active, encoded, time.perf_counter() - started, result)
 
     async def _end_cancelled_claim(self, active: ActiveClaim, took: float, *, calls_on_cancel: bool = True) -> None:
         """End a claim that has a cancel request; `on_cancel` runs first if the request met a running step."""
@@ -336,7 +336,7 @@ class ClaimRunner:
             except UnusableLimit as error:
                 return self._postpone_for_unusable_limit(active, error)
             except OutcomeRejected:
-                encoded = await self._executor.encode_final_fail(claim, entry, rejected)
+                encoded = await self._executor.encode_fail_after_rejection(claim, entry, rejected)
                 encoded.commit.began, encoded.commit.took = former.began, former.took
                 result = await self._committer.commit(encoded.commit)
         except OutcomeRejected as again:
@@ -345,7 +345,7 @@ class ClaimRunner:
             active.unanswered = encoded
             raise
         else:
-            self.receive_commit_result(active, encoded, former.took, result)
+            self.act_on_commit_result(active, encoded, former.took, result)
 
     def _advance_to_next_step(self, active: ActiveClaim, encoded: EncodedOutcome) -> None:
         """Bring a kept claim to its next step."""
@@ -389,7 +389,7 @@ class ClaimRunner:
             self._events.emit(OutcomePostponed(claim.id, claim.machine, active.entry.spec.name, str(error)))
         self._claims.postpone(active, str(error), LIMIT_REST)
 
-    def _emit_committed(self, active: ActiveClaim, encoded: EncodedOutcome, took: float) -> None:
+    def _emit_commit_events(self, active: ActiveClaim, encoded: EncodedOutcome, took: float) -> None:
         claim, step = active.claim, active.entry.spec.name
         event = StepCommitted(claim.id, claim.machine, claim.version, step, encoded.outcome, claim.attempt, took)
         self._events.emit(event)

@@ -37,10 +37,10 @@ class CrashedRowSlots:
         """None of them runs, so one that the next crash would fail may start."""
         return not self._running
 
-    def add(self, claim: Claim) -> None:
+    def add_claim(self, claim: Claim) -> None:
         self._running[claim.id] = claim
 
-    def remove(self, claim: Claim) -> None:
+    def remove_claim(self, claim: Claim) -> None:
         if self._running.get(claim.id) is claim:
             del self._running[claim.id]
 

@@ -20,6 +20,7 @@ from gen_durable.core.claim_and_outcome_encryption import ClaimAndOutcomeEncrypt
 from gen_durable.core.services import Services
 from gen_durable.decoder_fingerprints import DecoderFingerprints
 from gen_durable.engine.active_claim import ActiveClaim
+from gen_durable.engine.children_reader import ChildrenReader
 from gen_durable.engine.claim_runner import ClaimRunner
 from gen_durable.engine.claim_table import ClaimTable
 from gen_durable.engine.committer import Committer
@@ -28,9 +29,8 @@ from gen_durable.engine.executor import Executor
 from gen_durable.engine.gc import Gc
 from gen_durable.engine.heartbeat import Heartbeat
 from gen_durable.engine.history_trimmer import HistoryTrimmer
-from gen_durable.engine.journal_writer import JournalWriter
+from gen_durable.engine.journal_action_runner import JournalActionRunner
 from gen_durable.engine.large_claim_reader import LargeClaimReader
-from gen_durable.engine.many_children import ChildrenReader
 from gen_durable.engine.picker import Picker
 from gen_durable.engine.reaper import Reaper
 from gen_durable.engine.slots import Slots
@@ -107,7 +107,7 @@ class Runtime:
 
     def _build_claim_parts(self, services: Services, target: ConnectionTarget) -> None:
         """The parts that run a claim, innermost first."""
-        self._journal = JournalWriter(
+        self._journal = JournalActionRunner(
             services.pool,
             services.schema.name,
             services.journal_statements,
@@ -268,7 +268,7 @@ class Runtime:
         """Release claims that have not started, wait for steps under way, and for their commits."""
         unstarted = [active for active in self.claims.list_all() if active.task is None]
         await self.claims.release(unstarted)
-        await self.tasks.wait(self._drain_seconds)
+        await self.tasks.wait_until_empty(self._drain_seconds)
         overdue = [active for active in self.claims.list_all() if active.task is not None and not active.task.done()]
         if self._events.active:
             for queue in self.slots.queues:

@@ -103,7 +103,7 @@ class QueueSlots:
         worthwhile = least if has_idle_slot else max(least, self.prefetch // 2)
         return min(capacity, MAX_PICK) if capacity >= worthwhile else 0
 
-    def reset_for_pick(self) -> int:
+    def reset_and_get_expected_rows(self) -> int:
         """Forget the reasons for this pick. Returns how many rows it is expected to find."""
         self.has_work = False
         self.due_at = NEVER
@@ -152,9 +152,9 @@ class Slots:
         else:
             queue.buffer_claim(active, now)
             if queue.release_timer is None and queue.has_adaptive_prefetch:
-                queue.release_timer = self._loop.call_later(active.start_by - now, self._release_overdue, queue)
+                queue.release_timer = self._loop.call_later(active.start_by - now, self._release_overdue_claims, queue)
 
-    def _release_overdue(self, queue: QueueSlots) -> None:
+    def _release_overdue_claims(self, queue: QueueSlots) -> None:
         """Release buffered claims that should have started: the steps before them are longer than expected."""
         queue.release_timer = None
         if self.stopping:
@@ -169,9 +169,9 @@ class Slots:
             self.runner.release_unstarted(overdue)
         if queue.buffer:
             next_at = min(active.start_by for active in queue.buffer)
-            queue.release_timer = self._loop.call_later(next_at - now, self._release_overdue, queue)
+            queue.release_timer = self._loop.call_later(next_at - now, self._release_overdue_claims, queue)
 
-    def start_cancelled_claim(self, active: ActiveClaim) -> None:
+    def start_cancel_of_buffered_claim(self, active: ActiveClaim) -> None:
         """Start a buffered claim out of turn: one that has a cancel request, and so runs no step."""
         self.remove_from_buffer(active)
         self.spawn_without_slot(active, self.runner.run_claim(active))
@@ -221,7 +221,7 @@ class Slots:
         active.has_slot = True
         active.started_at = time.monotonic()
 
-    def schedule_pick(self, queue: str, seconds: float) -> None:
+    def schedule_pick_or_wake(self, queue: str, seconds: float) -> None:
         """A row of a queue becomes due in `seconds`: pick then, or wake the workers that serve the queue."""
         slots = self.queues.get(queue)
         if slots is None:
@@ -232,7 +232,7 @@ class Slots:
             slots.due_at = moment
             self.changed.set()
 
-    def request_picks(self) -> None:
+    def request_pick_of_every_queue(self) -> None:
         """Pick from every queue that has capacity."""
         for queue in self.queues.values():
             queue.has_work = True

@@ -21,12 +21,12 @@ from gen_durable.engine.committer import (
     COMMITTED,
     STALE,
     CommitResult,
-    notify_after_flush,
+    act_on_flush_follow_ups,
 )
 from gen_durable.engine.executor import Executor, TransactionalStepRaised
-from gen_durable.engine.many_children import flush_in_transaction
 from gen_durable.engine.outcome_encoder import EncodedOutcome
 from gen_durable.engine.outcome_rejection import UnusableLimit, describe_fault, to_rejection
+from gen_durable.engine.single_outcome_flusher import flush_outcome_and_children
 from gen_durable.engine.step_journal import StepJournal
 from gen_durable.errors import DatabaseUnavailable, InvalidOutcome, OutcomeRejected
 from gen_durable.loggers import get_logger
@@ -149,7 +149,7 @@ class TransactionalExecutor:
         except BaseException:
             transaction.drop()
             raise
-        notify_after_flush(self._notifier, flushed)
+        act_on_flush_follow_ups(self._notifier, flushed)
         return encoded, STALE if flushed.stale_ids else CANCEL_REQUESTED if flushed.cancel_requested_ids else COMMITTED
 
     async def _execute_in_transaction(self, transaction: SharedTransaction, active: ActiveClaim) -> EncodedOutcome:
@@ -197,7 +197,9 @@ class TransactionalExecutor:
         return flushed
 
     async def _flush(self, transaction: SharedTransaction, commit: Commit, entry: StepEntry) -> FlushResult:
-        work = functools.partial(flush_in_transaction, statements=self._statements, commit=commit, worker=self._worker)
+        work = functools.partial(
+            flush_outcome_and_children, statements=self._statements, commit=commit, worker=self._worker
+        )
         pauses = Pauses(FIRST_PAUSE, LONGEST_PAUSE)
         for retries_left in range(FLUSH_RETRIES, -1, -1):
             try:

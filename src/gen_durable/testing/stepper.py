@@ -25,13 +25,13 @@ from gen_durable.core.services import Services, services_of
 from gen_durable.decoder_fingerprints import DecoderFingerprints
 from gen_durable.durations import Duration
 from gen_durable.engine.active_claim import ActiveClaim
+from gen_durable.engine.children_reader import ChildrenReader
 from gen_durable.engine.claim_runner import ClaimRunner
 from gen_durable.engine.claim_table import ClaimTable
 from gen_durable.engine.committer import Committer
 from gen_durable.engine.executor import Executor, TransactionalStepRaised, UndecodableState
-from gen_durable.engine.journal_writer import JournalWriter
+from gen_durable.engine.journal_action_runner import JournalActionRunner
 from gen_durable.engine.large_claim_reader import LargeClaimReader
-from gen_durable.engine.many_children import ChildrenReader
 from gen_durable.engine.outcome_encoder import EncodedOutcome
 from gen_durable.engine.slots import Slots
 from gen_durable.engine.slow_commit_connections import SlowCommitConnections
@@ -194,13 +194,13 @@ class Stepper:
         """Execute the step of a claim and commit its outcome."""
         self._errors.pop(claim.id, None)
         self._outcomes.pop(claim.id, None)
-        active = self._claims.register(claim, time.monotonic())
+        active = self._claims.register_and_cancel_unawaited_children(claim, time.monotonic())
         await self._cancel_children()
         active.task = self._tasks.spawn(self._runner.run_claim(active))
         try:
             await asyncio.shield(active.task)
             while self._tasks.running or not self._committer.is_idle:
-                await self._tasks.wait()
+                await self._tasks.wait_until_empty()
                 await self._committer.wait_until_idle()
         except asyncio.CancelledError:
             await self._interrupt_and_release(active, active.task)
@@ -363,7 +363,7 @@ class HarnessExecutor(Executor):
         return 0
 
 
-class UnpausedJournalWriter(JournalWriter):
+class UnpausedJournalWriter(JournalActionRunner):
     """Calls an activity again without the pause of its retry policy."""
 
     async def _run_journal_action(self, action: Action) -> Any:

@@ -26,7 +26,7 @@
 -- Scan positions: rows that were picked earlier leave dead entries at the head of the index. The next scan removes
 -- them, unless a long transaction prevents that; then every pick walks over more of them. A pick that has walked for
 -- more than 5 ms reports where the live rows begin, for each priority, and the next picks start there. Rows that are inserted
--- below a scan position are found when the caller omits the positions again (engine/scan_positions.py).
+-- below a scan position are found when the caller omits the positions again (engine/pick_scan_positions.py).
 -- Sizes: a queue whose states come to more than 1 MB is cut short and searched again by the next pick, so that the queues
 -- of a worker do not wait for the large states of one. A compressed state counts as a hundred times its size, which is the
 -- most that it can be; if that is too much, rows_up_to_size.sql measures.

@@ -19,7 +19,7 @@ SCAN_FACTOR: Final = 20.0
 MAX_SECONDS: Final = 5.0
 
 
-class ScanPositions:
+class PickScanPositions:
     """The scan positions of one picker's queues."""
 
     __slots__ = ("_full_scan_at", "_heads")
@@ -28,7 +28,7 @@ class ScanPositions:
         self._heads: dict[str, str] = {}
         self._full_scan_at = 0.0
 
-    def pick_argument(self, queues: Iterable[str]) -> str | None:
+    def to_pick_argument(self, queues: Iterable[str]) -> str | None:
         """The scan positions of these queues as JSON for `pick`; None for a full scan."""
         if not self._heads:
             return None
@@ -38,7 +38,7 @@ class ScanPositions:
         known = [f'"{queue}":{self._heads[queue]}' for queue in queues if queue in self._heads]
         return "{" + ",".join(known) + "}" if known else None
 
-    def update(self, picked: PickResult, sent: str | None, seconds: float) -> None:
+    def update_from_pick(self, picked: PickResult, sent: str | None, seconds: float) -> None:
         """Take over the scan positions that a pick of this duration reported; `sent` is the parameter it was given."""
         if not picked.scan_positions:
             return

@@ -1,4 +1,4 @@
-"""LoopMonitor: how long an event loop has not answered, and what is called on it."""
+"""EventLoopMonitor: how long an event loop has not answered, and what is called on it."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import asyncio
 import threading
 import time
 
-from gen_durable.engine.loop_monitor import LoopMonitor
+from gen_durable.engine.event_loop_monitor import EventLoopMonitor
 
 
-async def in_thread_that_ends() -> LoopMonitor:
+async def in_thread_that_ends() -> EventLoopMonitor:
     """A monitor of a loop that is closed, in a thread that has ended."""
-    made: list[LoopMonitor] = []
+    made: list[EventLoopMonitor] = []
 
     async def make() -> None:
-        made.append(LoopMonitor(60.0, lambda _: None))
+        made.append(EventLoopMonitor(60.0, lambda _: None))
 
     thread = threading.Thread(target=lambda: asyncio.run(make()))
     thread.start()
@@ -24,14 +24,14 @@ async def in_thread_that_ends() -> LoopMonitor:
 
 async def test_a_new_monitor_has_no_lag() -> None:
     """The first measurement sends a probe, and counts nothing before it."""
-    monitor = LoopMonitor(60.0, lambda _: None)
+    monitor = EventLoopMonitor(60.0, lambda _: None)
     assert monitor.measure_lag() == 0.0
 
 
 async def test_the_lag_grows_until_the_loop_answers() -> None:
     """Measurements of a blocked loop add up, none counts twice, and the first one after an answer is zero again."""
     lags: list[float] = []
-    monitor = LoopMonitor(60.0, lags.append)
+    monitor = EventLoopMonitor(60.0, lags.append)
     began = time.monotonic()
     measured = [monitor.measure_lag()]
     for _ in range(3):
@@ -52,7 +52,7 @@ async def test_the_lag_grows_until_the_loop_answers() -> None:
 
 async def test_a_function_is_called_on_the_thread_of_the_loop() -> None:
     """Another thread hands it over with its arguments."""
-    monitor = LoopMonitor(60.0, lambda _: None)
+    monitor = EventLoopMonitor(60.0, lambda _: None)
     called: asyncio.Queue[tuple[int, str]] = asyncio.Queue()
     await asyncio.to_thread(monitor.call_on_loop, lambda text: called.put_nowait((threading.get_ident(), text)), "x")
     async with asyncio.timeout(5):
@@ -70,7 +70,7 @@ async def test_a_closed_loop_is_no_error() -> None:
 
 async def test_the_stack_is_that_of_the_loop() -> None:
     """From another thread: it shows where the thread of the loop waits."""
-    monitor = LoopMonitor(60.0, lambda _: None)
+    monitor = EventLoopMonitor(60.0, lambda _: None)
     stacks: list[str] = []
     thread = threading.Thread(target=lambda: stacks.append(monitor.format_loop_stack()))
 

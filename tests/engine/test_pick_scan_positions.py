@@ -1,4 +1,4 @@
-"""ScanPositions: picks stay quick while a long transaction keeps dead index entries in front of the live ones."""
+"""PickScanPositions: picks stay quick while a long transaction keeps dead index entries in front of the live ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from gen_durable import Durable, Finished, Start, Worker, job
 from gen_durable.core.services import services_of
 from gen_durable.engine import scan_positions
-from gen_durable.engine.scan_positions import MAX_SECONDS, ScanPositions
+from gen_durable.engine.pick_scan_positions import MAX_SECONDS, PickScanPositions
 from gen_durable.store.types import PickResult
 
 DEAD = 150_000
@@ -57,16 +57,16 @@ async def test_a_pick_with_floors_does_not_walk_over_dead_entries(dsn: str, sche
     """The first pick walks over all of them and tells where the live rows begin; the next begins there."""
     async with Durable(dsn, schema=schema) as app, long_reader(dsn, schema) as connection:
         await app.insert_many([Start(leaf, n) for n in range(20)])
-        positions, read = ScanPositions(), list[int]()
+        positions, read = PickScanPositions(), list[int]()
         for _ in range(3):
             async with connection.transaction():
-                sent = positions.pick_argument(["default"])
+                sent = positions.to_pick_argument(["default"])
                 call = services_of(app).statements.pick("w", {"default": 5}, KNOWN, 60, scan_positions=sent)
                 before = await entries_read(connection, schema)
                 picked = call.read(await connection.fetch(call.text, *call.args))
                 read.append(await entries_read(connection, schema) - before)
                 assert len(picked.claims) == 5
-                positions.update(picked, sent, 0.0)
+                positions.update_from_pick(picked, sent, 0.0)
         assert read[0] > DEAD
         assert max(read[1:]) < 100
 
@@ -100,23 +100,23 @@ async def test_priorities_keep_their_order_with_scan_positions(dsn: str, schema:
             [Start(leaf, n, priority=p) for n in range(3) for p in (2, 0, 1)]
             + [Start(leaf, 9, priority=-1, delay=timedelta(hours=1))]
         )
-        positions = ScanPositions()
+        positions = PickScanPositions()
         seen: list[int] = []
         for demand in (1, 1, 3, 2, 2):
-            sent = positions.pick_argument(["default"])
+            sent = positions.to_pick_argument(["default"])
             call = services_of(app).statements.pick("w", {"default": demand}, KNOWN, 60, scan_positions=sent)
             picked = call.read(await connection.fetch(call.text, *call.args))
-            positions.update(picked, sent, 0.0)
+            positions.update_from_pick(picked, sent, 0.0)
             seen += [claim.priority for claim in picked.claims]
-            assert positions.pick_argument(["default"]) is not None
+            assert positions.to_pick_argument(["default"]) is not None
         assert seen == [0, 0, 0, 1, 1, 1, 2, 2, 2]
 
 
 def test_there_are_no_floors_while_picks_are_quick() -> None:
     """An answer without heads leaves everything as it is."""
-    positions = ScanPositions()
-    positions.update(PickResult([], []), None, 0.001)
-    assert positions.pick_argument(["default"]) is None
+    positions = PickScanPositions()
+    positions.update_from_pick(PickResult([], []), None, 0.001)
+    assert positions.to_pick_argument(["default"]) is None
     assert positions.seconds_to_full_scan("default") is None
 
 
@@ -124,20 +124,21 @@ def test_a_full_look_comes_after_a_while(monkeypatch: pytest.MonkeyPatch) -> Non
     """A second later; twenty times as long as it takes if that is longer, but five seconds at most."""
     now = 100.0
     monkeypatch.setattr(scan_positions.time, "monotonic", lambda: now)
-    positions = ScanPositions()
+    positions = PickScanPositions()
     told = PickResult([], [], {"a": "[[0,1,1]]"})
-    positions.update(told, None, 0.01)
-    assert positions.pick_argument(["a", "b"]) == '{"a":[[0,1,1]]}'
-    assert positions.pick_argument(["b"]) is None
+    positions.update_from_pick(told, None, 0.01)
+    assert positions.to_pick_argument(["a", "b"]) == '{"a":[[0,1,1]]}'
+    assert positions.to_pick_argument(["b"]) is None
     now += 0.9
-    positions.update(told, "sent", 0.01)
+    positions.update_from_pick(told, "sent", 0.01)
     assert positions.seconds_to_full_scan("a") == pytest.approx(0.1)
-    positions.update(PickResult([], [], {"b": "[[0,2,2]]"}), None, 0.01)  # a pick of another queue postpones nothing
+    # A pick of another queue postpones nothing.
+    positions.update_from_pick(PickResult([], [], {"b": "[[0,2,2]]"}), None, 0.01)
     assert positions.seconds_to_full_scan("b") == pytest.approx(0.1)
     now = 101.0
-    assert positions.pick_argument(["a"]) is None
-    positions.update(told, None, 0.5)
+    assert positions.to_pick_argument(["a"]) is None
+    positions.update_from_pick(told, None, 0.5)
     now += 4.9
-    assert positions.pick_argument(["a"]) is not None
+    assert positions.to_pick_argument(["a"]) is not None
     now += 0.2
-    assert positions.pick_argument(["a"]) is None
+    assert positions.to_pick_argument(["a"]) is None

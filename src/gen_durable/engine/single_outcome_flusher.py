@@ -1,6 +1,6 @@
-"""Children that are too many for one statement: their insert with the outcome, and their reading by the join.
+"""Flushes one outcome inside a transaction, with its children if they are too many for one statement.
 
-One transaction locks the parent, inserts the children part by part, and commits the outcome: all children exist after
+The transaction locks the parent, inserts the children part by part, and commits the outcome: all children exist after
 that commit, or none. The parent's row stays locked meanwhile, so its claim cannot be taken over, however long it takes.
 """
 
@@ -10,19 +10,15 @@ import dataclasses
 import time
 from typing import Final
 
-from gen_durable.context import Child
-from gen_durable.encryption import PayloadEncryption
 from gen_durable.pg.connection import RunStatement
-from gen_durable.pg.pool import Pool
 from gen_durable.store.statements import StatementBuilder
 from gen_durable.store.types import Commit, FlushResult
 
 INSERT_BATCH: Final = 1000
 INSERT_BYTES: Final = 4_000_000
-PAGE: Final = 1000
 
 
-async def flush_in_transaction(
+async def flush_outcome_and_children(
     run: RunStatement, *, statements: StatementBuilder, commit: Commit, worker: str | None = None
 ) -> FlushResult:
     """Flush one outcome inside a transaction, with its children if they are many."""
@@ -40,19 +36,3 @@ async def flush_in_transaction(
     flushed = await run(statements.flush([commit], worker, time.perf_counter()))
     follow_ups = dataclasses.replace(flushed.follow_ups, queues=flushed.follow_ups.queues | queues)
     return dataclasses.replace(flushed, follow_ups=follow_ups)
-
-
-class ChildrenReader:
-    """Reads the children that are too many to come with their parent's claim."""
-
-    __slots__ = ("_encryption", "_pool", "_statements")
-
-    def __init__(self, pool: Pool, statements: StatementBuilder, encryption: PayloadEncryption | None = None) -> None:
-        self._pool = pool
-        self._statements = statements
-        self._encryption = encryption
-
-    async def read_page(self, parent: int, after: int) -> list[Child]:
-        """The page of children whose ids follow `after`."""
-        children = await self._pool.run_idempotent(self._statements.children_page(parent, after, PAGE))
-        return children if self._encryption is None else list(self._encryption.decrypt_children(children))

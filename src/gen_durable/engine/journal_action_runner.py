@@ -38,7 +38,7 @@ LONGEST_PAUSE: Final = 1.0
 T = TypeVar("T")
 
 
-class JournalWriter:
+class JournalActionRunner:
     """The journal of one worker's steps."""
 
     __slots__ = (

@@ -16,8 +16,8 @@ from tests.support.engine import soon
 from gen_durable import Durable, job
 from gen_durable.core.services import services_of
 from gen_durable.encryption import PayloadContext, PayloadEncryption
-from gen_durable.engine import journal_writer
-from gen_durable.engine.journal_writer import JournalWriter
+from gen_durable.engine import journal_action_runner
+from gen_durable.engine.journal_action_runner import JournalActionRunner
 from gen_durable.engine.step_journal import Actions, SleepBeforeRetry
 from gen_durable.engine.thread_pool import ThreadPool
 from gen_durable.errors import DatabaseRefused, InputError, LeaseLost
@@ -43,7 +43,7 @@ def threads() -> Iterator[ThreadPool]:
 @dataclass
 class Opened:
     app: Durable
-    writer: JournalWriter
+    writer: JournalActionRunner
     schema: str
 
 
@@ -51,7 +51,7 @@ class Opened:
 async def opened(dsn: str, schema: str, threads: ThreadPool) -> AsyncIterator[Opened]:
     async with Durable(dsn, schema=schema) as app:
         services = services_of(app)
-        writer = JournalWriter(services.pool, schema, services.journal_statements, threads, "installation")
+        writer = JournalActionRunner(services.pool, schema, services.journal_statements, threads, "installation")
         yield Opened(app, writer, schema)
         await writer.close()
 
@@ -87,7 +87,7 @@ async def test_a_write_that_may_succeed_later_is_sent_again(
     dsn: str, schema: str, threads: ThreadPool, monkeypatch: pytest.MonkeyPatch, code: str
 ) -> None:
     """After a pause: a serialization failure, a lock that timed out, a server that is out of memory."""
-    monkeypatch.setattr(journal_writer, "FIRST_PAUSE", 0.06)
+    monkeypatch.setattr(journal_action_runner, "FIRST_PAUSE", 0.06)
     async with opened(dsn, schema, threads) as o, failing(dsn, schema, code, times=2) as statement:
         began = time.monotonic()
         assert await soon(o.writer.run_journal_actions(write(statement))) == "written"
@@ -152,7 +152,7 @@ async def test_a_claim_has_one_journal_for_each_step(threads: ThreadPool) -> Non
     """It belongs to the visit of the claim, for which its entries are encrypted; an earlier step cannot have it."""
     encryption = PayloadEncryption(ReversingCodec(), "schema", read_unencrypted=False)
     statements = JournalStatementBuilder(Schema())
-    writer = JournalWriter(cast(Any, None), "schema", statements, threads, "installation", encryption=encryption)
+    writer = JournalActionRunner(cast(Any, None), "schema", statements, threads, "installation", encryption=encryption)
     claim = Claim(7, "m", 1, "s", "null", 0, 1, 4, "default", 0, None, None, None, None, visit=3)
     journal = writer.step_journal(claim, 4)
     assert writer.step_journal(claim, 4) is journal

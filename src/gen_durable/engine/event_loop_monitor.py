@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable
 
 
-class LoopMonitor:
+class EventLoopMonitor:
     """Sends probes to an event loop, one at a time. Create it on the thread of that loop; `measure_lag` from another.
 
     `report_lag` is called on the loop with the time that a probe took. A measurement counts at most `longest_interval`
