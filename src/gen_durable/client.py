@@ -24,7 +24,7 @@ from gen_durable.journal import Activity, Checkpoint, Progress, Transition
 from gen_durable.limits import LimitNames, LimitState, Policy
 from gen_durable.operations import limits, read_instance
 from gen_durable.operations.caller_transaction_calls import CallerTransactionCalls, Notify, check_notify
-from gen_durable.operations.cancel import cancel, to_cancellation, to_storable_cancel_reason
+from gen_durable.operations.cancel import cancel, to_cancellation_or_raise, to_storable_cancel_reason
 from gen_durable.operations.insert import OnConflict, insert
 from gen_durable.operations.instance_admin import InstanceAdminOperations
 from gen_durable.operations.signal_admin import SignalAdminOperations
@@ -259,7 +259,7 @@ class Durable(InstanceAdminOperations, SignalAdminOperations, SignalAndDebounceM
             return await cancel(self._services, target, reason, cascade=cascade)
         instance, key = parse_target(target, self._services)
         found = await self._in_transaction.cancel(connection, instance, key, reason, notify, cascade=cascade)
-        return to_cancellation(found, target)
+        return to_cancellation_or_raise(found, target)
 
     async def get(self, target: int | str | bytes | Handle[Any]) -> Instance:
         """Read an instance by id or by unique key: its live holder, else the last one inserted. Raises `NotFound`."""

@@ -25,7 +25,7 @@ from gen_durable.instances import Cancellation, Instance
 from gen_durable.journal import Activity, Checkpoint, Progress, Transition
 from gen_durable.limits import LimitState, Policy
 from gen_durable.operations.caller_transaction_calls import CallerTransactionCalls, Notify, check_notify
-from gen_durable.operations.cancel import to_cancellation, to_storable_cancel_reason
+from gen_durable.operations.cancel import to_cancellation_or_raise, to_storable_cancel_reason
 from gen_durable.operations.insert import OnConflict, insert
 from gen_durable.operations.instance_admin import SyncInstanceAdminOperations
 from gen_durable.operations.signal_admin import SyncSignalAdminOperations
@@ -253,7 +253,7 @@ class SyncDurable(
             found = self._get_transaction_calls().cancel_blocking(
                 caller_connection, instance, key, to_storable_cancel_reason(reason), notify, cascade=cascade
             )
-            return to_cancellation(found, self._unwrap_handle(target))
+            return to_cancellation_or_raise(found, self._unwrap_handle(target))
         return self._run_and_wait(self._app.cancel(self._unwrap_handle(target), reason=reason, cascade=cascade))
 
     def get(self, target: int | str | bytes | SyncHandle[Any]) -> Instance:

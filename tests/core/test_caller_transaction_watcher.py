@@ -159,7 +159,7 @@ async def test_checks_become_rare_while_a_transaction_takes_long(
         assert await watch.endpoint.next() == "wake new"
         await grow_old()
         await slow.commit()
-        watch.watcher.check_soon()
+        watch.watcher.check_transactions_soon()
         assert await watch.endpoint.next() == "wake old"
 
 
@@ -300,7 +300,7 @@ async def test_close_notifies_of_what_is_committed_and_forgets_the_rest(
         found = {await remote.next(), await remote.next(), await remote.next()}
         assert found == {"wake committed", "check cancels", "cascade 7"}
         watcher.act_after_commit(second, FollowUps(frozenset({"late"})))
-        watcher.check_soon()
+        watcher.check_transactions_soon()
         watcher.act_on_follow_ups(FollowUps(frozenset({"late"})))
         assert not watcher._pending
         services_of(there).notifier.remove_worker(remote)

@@ -170,7 +170,7 @@ def test_a_claim_without_an_outcome_is_put_back_or_removed(caplog: pytest.LogCap
 def test_an_engine_error_puts_the_row_back_with_its_kind(caplog: pytest.LogCaptureFixture) -> None:
     """Its text may quote a payload."""
     running = Running()
-    running.runner.handle_engine_error(running.active, ValueError("secret"))
+    running.runner.log_engine_error_and_postpone(running.active, ValueError("secret"))
     assert running.parts.calls == [("postpone", running.active, "an error of the engine: ValueError")]
     assert "ValueError" in caplog.text
     assert "secret" not in caplog.text
@@ -185,7 +185,7 @@ def test_claims_that_have_not_begun_are_released() -> None:
 def test_after_a_stray_cancellation_the_row_is_put_back(caplog: pytest.LogCaptureFixture) -> None:
     """And every queue is picked from: the transaction of the step may have committed."""
     running = Running()
-    running.runner.handle_cancellation_by_other_code(running.active)
+    running.runner.recover_from_cancellation_by_other_code(running.active)
     assert running.parts.calls == [
         ("postpone", running.active, "its task was cancelled outside of its step"),
         ("wake_local_workers",),
@@ -197,7 +197,7 @@ def test_after_a_stray_cancellation_an_unanswered_outcome_is_sent_once_more() ->
     """The row is not put back: only the answer tells where it is."""
     running = Running()
     encoded = running.active.unanswered = EncodedOutcome(Commit(1, 1, 0, "done", took=2.5), "Done")
-    running.runner.handle_cancellation_by_other_code(running.active)
+    running.runner.recover_from_cancellation_by_other_code(running.active)
     ((name, commit, receiver),) = running.parts.calls
     assert name == "enqueue"
     assert commit is encoded.commit
@@ -209,7 +209,7 @@ def test_after_a_stray_cancellation_an_unanswered_outcome_is_sent_once_more() ->
 def test_a_stray_cancellation_after_the_claim_has_ended_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
     running = Running()
     running.parts.is_in_table = False
-    running.runner.handle_cancellation_by_other_code(running.active)
+    running.runner.recover_from_cancellation_by_other_code(running.active)
     assert (running.parts.calls, caplog.text) == ([], "")
 
 
@@ -248,7 +248,7 @@ async def test_a_claim_that_is_found_lost_does_not_wait_for_the_slot_that_it_has
     def lend_slot_during_commit(active: ActiveClaim) -> None:
         active.has_slot = False
 
-    parts.execute, parts.commit, parts.lend_slot_during_commit = execute, lambda _: answer, lend_slot_during_commit
+    parts.execute_step, parts.commit, parts.lend_slot_during_commit = execute, lambda _: answer, lend_slot_during_commit
     await running.runner.run_claim(running.active)
     assert parts.calls == [("remove", running.active)]
     assert not running.active.has_slot

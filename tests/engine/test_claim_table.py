@@ -79,13 +79,13 @@ class Holder:
         self.begun.append(active.claim.id)
         await asyncio.sleep(60)
 
-    def handle_engine_error(self, active: ActiveClaim, error: BaseException) -> None:
+    def log_engine_error_and_postpone(self, active: ActiveClaim, error: BaseException) -> None:
         raise AssertionError(error)
 
     def release_unstarted(self, claims: list[ActiveClaim]) -> None:
         raise AssertionError(claims)
 
-    def handle_cancellation_by_other_code(self, active: ActiveClaim) -> None:
+    def recover_from_cancellation_by_other_code(self, active: ActiveClaim) -> None:
         pass
 
     def hold(self, *claims: Claim) -> list[ActiveClaim]:

@@ -60,13 +60,13 @@ class Track:
                 self.slots.stopping = True  # its loop would never run another claim
             raise
 
-    def handle_engine_error(self, active: ActiveClaim, error: BaseException) -> None:
+    def log_engine_error_and_postpone(self, active: ActiveClaim, error: BaseException) -> None:
         self.errors.append((active.claim.id, repr(error)))
 
     def release_unstarted(self, claims: list[ActiveClaim]) -> None:
         self.released += [active.claim.id for active in claims]
 
-    def handle_cancellation_by_other_code(self, active: ActiveClaim) -> None:
+    def recover_from_cancellation_by_other_code(self, active: ActiveClaim) -> None:
         self.errors.append((active.claim.id, "cancelled"))
 
     async def take(self, *ids: int, priority: int = 0) -> list[ActiveClaim]:

@@ -139,7 +139,7 @@ class ClaimRunner:
                 if active.entry.spec.transactional:
                     return await self._run_transactional_step(active, started)
                 active.is_in_step = True
-                encoded = await self._executor.execute(
+                encoded = await self._executor.execute_step(
                     claim, active.entry, may_continue=may_continue, previous=encoded, task=active.task
                 )
                 active.is_in_step = False
@@ -156,7 +156,7 @@ class ClaimRunner:
                     if not active.has_slot and result is not STALE:
                         await self._slots.wait_for_slot_to_continue(active)
                 except (OutcomeRejected, asyncio.CancelledError) as error:
-                    return await self._handle_missing_commit_answer(active, encoded, error)
+                    return await self._handle_continue_not_committed(active, encoded, error)
                 if result is STALE:
                     return self.act_on_commit_result(active, encoded, took, result)
                 if result is CANCEL_REQUESTED:
@@ -173,9 +173,9 @@ class ClaimRunner:
             took = time.perf_counter() - started
             await self._treat_exit_as_engine_error(active, self._end_cancelled_claim(active, took))
         except (SystemExit, KeyboardInterrupt) as error:  # as in _treat_exit_as_engine_error
-            self.handle_engine_error(active, error)
+            self.log_engine_error_and_postpone(active, error)
 
-    def handle_engine_error(self, active: ActiveClaim, error: BaseException) -> None:
+    def log_engine_error_and_postpone(self, active: ActiveClaim, error: BaseException) -> None:
         """Log an error that is no step's, and return the row with a back-off."""
         # Traceback and kind only: the text of the error may quote a payload.
         frames = TextBlock("".join(traceback.format_tb(error.__traceback__)).rstrip())
@@ -186,7 +186,7 @@ class ClaimRunner:
         """Release claims that have not begun, for another worker to run."""
         self._claims.release_soon(claims)
 
-    def handle_cancellation_by_other_code(self, active: ActiveClaim) -> None:
+    def recover_from_cancellation_by_other_code(self, active: ActiveClaim) -> None:
         """Return the row of a task that was cancelled by user code, not by the engine: by a timer that a step has left.
 
         An outcome that was handed to the committer is sent again, because only its answer tells where the row is. (The
@@ -230,7 +230,9 @@ class ClaimRunner:
             case OutcomeRejected() if encoded.commit.kind == "cancel":
                 self._claims.postpone(active, str(result))
             case OutcomeRejected():
-                self._spawn_after_refused_commit(active, self._handle_rejected_outcome(active, result, encoded.commit))
+                self._spawn_after_refused_commit(
+                    active, self._answer_rejection_as_step_error(active, result, encoded.commit)
+                )
             case _:
                 assert_never(result)
 
@@ -243,7 +245,7 @@ class ClaimRunner:
         try:
             await coroutine
         except (SystemExit, KeyboardInterrupt) as error:
-            self.handle_engine_error(active, error)
+            self.log_engine_error_and_postpone(active, error)
 
     def _report_end_and_plan_pick(self, active: ActiveClaim, encoded: EncodedOutcome) -> None:
         """Report an end to local waiters, plan the pick of a delayed row, wake the queue of a freed partition key."""
@@ -268,14 +270,14 @@ class ClaimRunner:
         if self._history_trimmer is not None:
             self._history_trimmer.request_trim(commit.id, commit.seq + 1, active.entry.spec.machine.history_keep)
 
-    async def _handle_missing_commit_answer(
+    async def _handle_continue_not_committed(
         self, active: ActiveClaim, encoded: EncodedOutcome, error: OutcomeRejected | asyncio.CancelledError
     ) -> None:
         """The task of a claim that was meant to go on has no answer to its outcome."""
         if isinstance(error, UnusableLimit):
             return self._postpone_for_unusable_limit(active, error)
         if isinstance(error, OutcomeRejected):
-            return await self._handle_rejected_outcome(active, error, encoded.commit)
+            return await self._answer_rejection_as_step_error(active, error, encoded.commit)
         active.unanswered = encoded
         raise error
 
@@ -292,10 +294,10 @@ class ClaimRunner:
     async def _run_transactional_step(self, active: ActiveClaim, started: float) -> None:
         """Run a step whose writes commit with its outcome. `on_error` runs after they are rolled back."""
         try:
-            encoded, result = await self._transactional.execute(active)
+            encoded, result = await self._transactional.execute_and_commit(active)
         except TransactionalStepRaised as raised:
             took = time.perf_counter() - started
-            encoded = await self._executor.handle_error_after_step(active.claim, active.entry, raised.error)
+            encoded = await self._executor.answer_error_after_step(active.claim, active.entry, raised.error)
             encoded.commit.began, encoded.commit.took = started, took
             await self._commit_claim_end(active, encoded, took)
         except UnusableLimit as error:
@@ -320,13 +322,15 @@ class ClaimRunner:
         active.has_outcome = True
         self._committer.enqueue(encoded.commit, ClaimEndReceiver(self, active, encoded, took))
 
-    async def _handle_rejected_outcome(self, active: ActiveClaim, rejected: OutcomeRejected, former: Commit) -> None:
+    async def _answer_rejection_as_step_error(
+        self, active: ActiveClaim, rejected: OutcomeRejected, former: Commit
+    ) -> None:
         """Treat an outcome that the database refused as an error of the step. If the answer of `on_error` is refused
         too, the instance fails.
         """
         claim, entry = active.claim, active.entry
         try:
-            encoded = await self._executor.handle_error_after_step(claim, entry, rejected)
+            encoded = await self._executor.answer_error_after_step(claim, entry, rejected)
         except UnreadableSignal as unreadable:
             return self._end_without_outcome(active, unreadable)
         encoded.commit.began, encoded.commit.took = former.began, former.took

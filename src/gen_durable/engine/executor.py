@@ -81,7 +81,7 @@ class Executor:
         self._journal = journal
         self._encryption = encryption
 
-    async def execute(
+    async def execute_step(
         self,
         claim: Claim,
         entry: StepEntry,
@@ -130,7 +130,7 @@ class Executor:
             error = _to_step_cancelled(entry.spec, raised)
         if transaction is not None:
             raise TransactionalStepRaised(error) from error
-        return await self.handle_step_error(claim, entry, ctx, error, may_continue=may_continue)
+        return await self.answer_step_error(claim, entry, ctx, error, may_continue=may_continue)
 
     def _decode_state(self, claim: Claim, entry: StepEntry) -> object:
         try:
@@ -144,10 +144,10 @@ class Executor:
         except BaseException as error:  # types of the user are built here: a SystemExit would end the process
             raise UndecodableState(describe_error(error)) from error
 
-    async def handle_error_after_step(self, claim: Claim, entry: StepEntry, error: Exception) -> EncodedOutcome:
+    async def answer_error_after_step(self, claim: Claim, entry: StepEntry, error: Exception) -> EncodedOutcome:
         """Run `on_error` for an error found after the step: a refused outcome, or a transaction rolled back."""
         context = self._make_context(claim, entry.spec)
-        return await self.handle_step_error(claim, entry, context, error, may_continue=False)
+        return await self.answer_step_error(claim, entry, context, error, may_continue=False)
 
     async def encode_fail_after_rejection(self, claim: Claim, entry: StepEntry, error: Exception) -> EncodedOutcome:
         """A `Fail` for an instance whose `on_error` answer was refused too, with a reason that can be stored."""
@@ -175,7 +175,7 @@ class Executor:
         encoded = encode_outcome(claim, entry.spec, ctx, fail, may_continue=False, error=error, second=second)
         return encoded if self._encryption is None else await _encrypt_outcome(encoded, claim, self._encryption)
 
-    async def handle_step_error(
+    async def answer_step_error(
         self, claim: Claim, entry: StepEntry, ctx: Context, error: Exception, *, may_continue: bool
     ) -> EncodedOutcome:
         """Answer an error of a step: by its retry policy, by `on_error`, or by failing the instance."""
@@ -279,7 +279,7 @@ class Executor:
             raised: BaseException = error
         except BaseException as error:
             raised = error
-        # The kind of the error, as in handle_step_error.
+        # The kind of the error, as in answer_step_error.
         log.error("instance %d: on_cancel of %s raised %s", claim.id, entry.spec.label, type(raised).__name__)
         _log_traceback(claim, f"on_cancel of {entry.spec.label}", raised)
         return to_storable_error(f"{reason} (and then on_cancel raised {describe_error(raised)})")

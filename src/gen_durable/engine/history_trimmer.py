@@ -44,7 +44,7 @@ class HistoryTrimmer(BackgroundTask):
         await self._added.wait()
         while self._lengths:
             instances = list(islice(self._lengths, MAX_INSTANCES))
-            await self._runner.run_list(instances, self._trim_histories)
+            await self._runner.run_on_list(instances, self._trim_histories)
             for instance in instances:
                 self._lengths.pop(instance, None)
         self._added.clear()

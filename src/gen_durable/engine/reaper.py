@@ -82,7 +82,7 @@ class Reaper(BackgroundTask):
 
     async def run_once(self) -> float:
         """Reap one batch; a full batch is followed by the next at once."""
-        is_full = await self._reap_runner.run(self._reap_batch, REAP_BATCH)
+        is_full = await self._reap_runner.run_in_batches(self._reap_batch, REAP_BATCH)
         await self._unblock_missed_rows()
         if self._queues and time.monotonic() >= self._rejected_due_at:
             await self._retry_signals_others_rejected()
@@ -123,7 +123,7 @@ class Reaper(BackgroundTask):
     async def _unblock_missed_rows(self) -> None:
         """Go through the gates that rows wait at, a few batches per round, and unblock rows that may run."""
         for _ in range(UNBLOCK_BATCHES):
-            await self._unblock_runner.run(self._unblock_gate_batch, UNBLOCK_BATCH)
+            await self._unblock_runner.run_in_batches(self._unblock_gate_batch, UNBLOCK_BATCH)
             if self._unblocked_up_to is None:
                 return
 

@@ -31,11 +31,11 @@ class ClaimRunnerProtocol(Protocol):
 
     def run_claim(self, active: ActiveClaim, /) -> Coroutine[Any, Any, None]: ...
 
-    def handle_engine_error(self, active: ActiveClaim, error: BaseException, /) -> None: ...
+    def log_engine_error_and_postpone(self, active: ActiveClaim, error: BaseException, /) -> None: ...
 
     def release_unstarted(self, claims: list[ActiveClaim], /) -> None: ...
 
-    def handle_cancellation_by_other_code(self, active: ActiveClaim, /) -> None: ...
+    def recover_from_cancellation_by_other_code(self, active: ActiveClaim, /) -> None: ...
 
 
 class QueueSlots:
@@ -179,7 +179,7 @@ class Slots:
     def spawn_without_slot(self, active: ActiveClaim, coroutine: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine as the task of a claim, without a slot."""
         active.task = task = self._tasks.spawn(coroutine)
-        task.add_done_callback(lambda done: self._handle_failed_task(active, done))
+        task.add_done_callback(lambda done: self._return_row_of_failed_task(active, done))
 
     def remove_from_buffer(self, active: ActiveClaim) -> None:
         """Take a claim out of the buffer, if it is there."""
@@ -255,17 +255,17 @@ class Slots:
         else:
             queue.lent -= 1
         if task.cancelled() or task.exception() is not None:
-            self._handle_failed_task(active, task)
+            self._return_row_of_failed_task(active, task)
         self._fill_free_slots(queue, now)
         self.changed.set()
 
-    def _handle_failed_task(self, active: ActiveClaim, task: asyncio.Task[None]) -> None:
+    def _return_row_of_failed_task(self, active: ActiveClaim, task: asyncio.Task[None]) -> None:
         """A task that ends without an outcome must not leave its row to the heartbeat."""
         if task.cancelled():
             if not active.claim.is_interrupted and not active.has_outcome:
-                self.runner.handle_cancellation_by_other_code(active)
+                self.runner.recover_from_cancellation_by_other_code(active)
         elif (error := task.exception()) is not None:
-            self.runner.handle_engine_error(active, error)
+            self.runner.log_engine_error_and_postpone(active, error)
 
     def _fill_free_slots(self, queue: QueueSlots, now: float) -> None:
         """Grant free slots to claims that continue, then to buffered claims."""

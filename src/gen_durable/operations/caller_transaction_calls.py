@@ -177,7 +177,7 @@ class CallerTransactionCalls:
                 )
         elif not call_after_django_commit(connection, partial(watcher.act_on_follow_ups, follow_ups)):
             watcher.act_after_commit(transaction, follow_ups)
-            call_at_sqlalchemy_commits(connection, watcher.check_soon)
+            call_at_sqlalchemy_commits(connection, watcher.check_transactions_soon)
 
     async def _run_statements(
         self,

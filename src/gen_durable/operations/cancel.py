@@ -30,7 +30,7 @@ async def cancel(
         descendants = await services.notifier.cascader.run_cascade(found.id)
     if found.id is not None and found.verdict == "ended":
         services.completion_watcher.report_end(found.id, Status.CANCELLED, None, reason)
-    return to_cancellation(found, target, descendants)
+    return to_cancellation_or_raise(found, target, descendants)
 
 
 def to_storable_cancel_reason(reason: str) -> str:
@@ -40,7 +40,7 @@ def to_storable_cancel_reason(reason: str) -> str:
     return to_storable_error(reason)
 
 
-def to_cancellation(
+def to_cancellation_or_raise(
     found: CancelResult, target: int | str | bytes | Handle[Any], descendants: CascadeCount = NO_DESCENDANTS
 ) -> Cancellation:
     """The answer of a cancel. Raises `NotFound`."""

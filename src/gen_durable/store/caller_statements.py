@@ -147,7 +147,7 @@ class CallerStatementBuilder:
         return _with_text_parameters(Statement(text, (*statement.args, notify), read), CANCEL)
 
 
-def ended_transactions(ids: Sequence[int]) -> Statement[dict[int, bool]]:
+def ended_transactions_statement(ids: Sequence[int]) -> Statement[dict[int, bool]]:
     """Of these transactions those that have ended, and whether they were committed. For connections of the library.
 
     A transaction that has ended for this snapshot has ended for all later ones: a pick then finds its rows.

@@ -246,7 +246,7 @@ class Stepper:
                 if entry.spec.transactional:
                     await self._run_in_task(claim, self._transactional.execute_and_roll_back(claim, entry))
                 else:
-                    await self._run_in_task(claim, self._executor.execute(claim, entry, may_continue=False))
+                    await self._run_in_task(claim, self._executor.execute_step(claim, entry, may_continue=False))
             except TransactionalStepRaised as raised:
                 self._errors[claim.id] = raised.error
             except (UndecodableState, LeaseLost, NoFreeThread, UnreadableSignal):
@@ -334,7 +334,7 @@ class HarnessExecutor(Executor):
 
     errors: dict[int, Exception]
 
-    async def execute(
+    async def execute_step(
         self,
         claim: Claim,
         entry: StepEntry,
@@ -345,18 +345,18 @@ class HarnessExecutor(Executor):
         transaction: StepTransaction | None = None,
     ) -> EncodedOutcome:
         try:
-            return await super().execute(
+            return await super().execute_step(
                 claim, entry, may_continue=may_continue, previous=previous, task=task, transaction=transaction
             )
         except (UndecodableState, LeaseLost, NoFreeThread, UnreadableSignal) as error:
             self.errors[claim.id] = error
             raise
 
-    async def handle_step_error(
+    async def answer_step_error(
         self, claim: Claim, entry: StepEntry, ctx: Context, error: Exception, *, may_continue: bool
     ) -> EncodedOutcome:
         self.errors[claim.id] = error
-        return await super().handle_step_error(claim, entry, ctx, error, may_continue=may_continue)
+        return await super().answer_step_error(claim, entry, ctx, error, may_continue=may_continue)
 
     def _retry_delay(self, policy: RetryPolicy, earlier_errors: int) -> Duration:
         super()._retry_delay(policy, earlier_errors)  # a mistake in it must show
