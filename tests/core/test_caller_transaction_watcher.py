@@ -192,7 +192,7 @@ async def test_one_check_at_a_time(dsn: str, schema: str, monkeypatch: pytest.Mo
     """A transaction that is added during a check is part of the next one; the worker here needs no message."""
     async with watching(dsn, schema) as watch, transactions(dsn, 2) as ((first, one), (second, other)):
         sent: list[Message] = []
-        monkeypatch.setattr(watch.watcher._notifier, "send", sent.append)
+        monkeypatch.setattr(watch.watcher._notifier, "send_message_soon", sent.append)
         watch.pool.may_run.clear()
         watch.add(first, "q1")
         await watch.pool.begun.wait()

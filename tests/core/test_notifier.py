@@ -132,7 +132,7 @@ async def test_full_picks_are_notified_of_at_intervals(dsn: str, schema: str, mo
     sent: list[Message] = []
     async with Durable(dsn, schema=schema) as app:
         notifier = services_of(app).notifier
-        monkeypatch.setattr(notifier, "send", sent.append)
+        monkeypatch.setattr(notifier, "send_message_soon", sent.append)
         monkeypatch.setattr("gen_durable.core.notifier.FULL_PICK_INTERVAL", 60.0)
         for queue in ("a", "b", "a"):
             notifier.notify_full_pick(queue)
@@ -150,7 +150,7 @@ async def test_rows_not_found_are_notified_of_at_once_and_then_at_intervals(
     monkeypatch.setattr("gen_durable.core.notifier.MISSED_INTERVAL", 0.2)
     async with Durable(dsn, schema=schema) as app:
         notifier = services_of(app).notifier
-        monkeypatch.setattr(notifier, "send", sent.put_nowait)
+        monkeypatch.setattr(notifier, "send_message_soon", sent.put_nowait)
         for _ in range(3):
             notifier.notify_rows_not_found("q")
         began = time.monotonic()

@@ -215,7 +215,7 @@ def test_a_stray_cancellation_after_the_claim_has_ended_changes_nothing(caplog: 
 
 async def test_a_second_answer_to_an_outcome_is_ignored() -> None:
     answers: list[object] = []
-    runner = SimpleNamespace(receive_commit_result=lambda *arguments: answers.append(arguments[-1]))
+    runner = SimpleNamespace(act_on_commit_result=lambda *arguments: answers.append(arguments[-1]))
     receiver = ClaimEndReceiver(cast(Any, runner), cast(Any, None), cast(Any, None), 0.0)
     assert receiver.is_answered is False
     receiver.answered = asyncio.get_running_loop().create_future()
@@ -227,7 +227,7 @@ async def test_a_second_answer_to_an_outcome_is_ignored() -> None:
 
 async def test_an_answer_may_come_after_the_task_that_waited_for_it_was_cancelled() -> None:
     answers: list[object] = []
-    runner = SimpleNamespace(receive_commit_result=lambda *arguments: answers.append(arguments[-1]))
+    runner = SimpleNamespace(act_on_commit_result=lambda *arguments: answers.append(arguments[-1]))
     receiver = ClaimEndReceiver(cast(Any, runner), cast(Any, None), cast(Any, None), 0.0)
     receiver.answered = asyncio.get_running_loop().create_future()
     receiver.answered.cancel()

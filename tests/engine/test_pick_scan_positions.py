@@ -13,7 +13,7 @@ import pytest
 
 from gen_durable import Durable, Finished, Start, Worker, job
 from gen_durable.core.services import services_of
-from gen_durable.engine import scan_positions
+from gen_durable.engine import pick_scan_positions
 from gen_durable.engine.pick_scan_positions import MAX_SECONDS, PickScanPositions
 from gen_durable.store.types import PickResult
 
@@ -123,7 +123,7 @@ def test_there_are_no_floors_while_picks_are_quick() -> None:
 def test_a_full_look_comes_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     """A second later; twenty times as long as it takes if that is longer, but five seconds at most."""
     now = 100.0
-    monkeypatch.setattr(scan_positions.time, "monotonic", lambda: now)
+    monkeypatch.setattr(pick_scan_positions.time, "monotonic", lambda: now)
     positions = PickScanPositions()
     told = PickResult([], [], {"a": "[[0,1,1]]"})
     positions.update_from_pick(told, None, 0.01)

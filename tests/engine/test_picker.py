@@ -283,7 +283,7 @@ async def test_the_floors_of_a_slow_pick_are_sent_with_the_next(
 ) -> None:
     """They are kept with the duration of the statement."""
     updates: list[tuple[PickResult, str | None, float]] = []
-    monkeypatch.setattr(PickScanPositions, "update", lambda _, *arguments: updates.append(arguments))
+    monkeypatch.setattr(PickScanPositions, "update_from_pick", lambda _, *arguments: updates.append(arguments))
     async with Durable(dsn, schema=schema) as app, picking(app) as (pick, link, _):
         monkeypatch.setattr(PickScanPositions, "to_pick_argument", lambda *_: "{}")
 
