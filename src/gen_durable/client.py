@@ -23,8 +23,8 @@ from gen_durable.instances import Cancellation, Instance
 from gen_durable.journal import Activity, Checkpoint, Progress, Transition
 from gen_durable.limits import LimitNames, LimitState, Policy
 from gen_durable.operations import limits, read_instance
-from gen_durable.operations.cancel import cancel, check_reason, to_cancellation
-from gen_durable.operations.in_transaction import Notify, TransactionCalls, check_notify
+from gen_durable.operations.caller_transaction_calls import CallerTransactionCalls, Notify, check_notify
+from gen_durable.operations.cancel import cancel, to_cancellation_or_raise, to_storable_cancel_reason
 from gen_durable.operations.insert import OnConflict, insert
 from gen_durable.operations.instance_admin import InstanceAdminOperations
 from gen_durable.operations.signal_admin import SignalAdminOperations
@@ -91,7 +91,7 @@ class Durable(InstanceAdminOperations, SignalAdminOperations, SignalAndDebounceM
         )
         encryption = None if codec is None else PayloadEncryption(codec, schema, read_unencrypted=read_unencrypted)
         self._services = Services(database, encryption)
-        self._in_transaction = TransactionCalls(self._services)
+        self._in_transaction = CallerTransactionCalls(self._services)
 
     @property
     def events(self) -> Events:
@@ -254,32 +254,32 @@ class Durable(InstanceAdminOperations, SignalAdminOperations, SignalAndDebounceM
         descendants afterwards, uncounted.
         """
         check_notify(notify, connection)
-        reason = check_reason(reason)
+        reason = to_storable_cancel_reason(reason)
         if connection is None:
             return await cancel(self._services, target, reason, cascade=cascade)
         instance, key = parse_target(target, self._services)
         found = await self._in_transaction.cancel(connection, instance, key, reason, notify, cascade=cascade)
-        return to_cancellation(found, target)
+        return to_cancellation_or_raise(found, target)
 
     async def get(self, target: int | str | bytes | Handle[Any]) -> Instance:
         """Read an instance by id or by unique key: its live holder, else the last one inserted. Raises `NotFound`."""
-        return await read_instance.get(self._services, target)
+        return await read_instance.get_instance(self._services, target)
 
     async def history(self, target: int | str | bytes | Handle[Any], *, last: int | None = None) -> list[Transition]:
         """The committed outcomes of an instance in order, if its machine keeps them; or the `last` few."""
-        return await read_instance.history(self._services, target, last)
+        return await read_instance.read_history(self._services, target, last)
 
     async def activities(self, target: int | str | bytes | Handle[Any], *, last: int | None = None) -> list[Activity]:
         """The finished `ctx.run` calls of all steps, in the order in which they began; or the `last` few."""
-        return await read_instance.activities(self._services, target, last)
+        return await read_instance.read_activities(self._services, target, last)
 
     async def checkpoint(self, target: int | str | bytes | Handle[Any]) -> Checkpoint | None:
         """The latest `ctx.checkpoint` of the instance's current step, or None."""
-        return await read_instance.checkpoint(self._services, target)
+        return await read_instance.read_checkpoint(self._services, target)
 
     async def progress(self, target: int | str | bytes | Handle[Any]) -> list[Progress]:
         """The latest `ctx.progress` of each step of an instance; the most recent comes last."""
-        return await read_instance.progress(self._services, target)
+        return await read_instance.read_progress(self._services, target)
 
     def handle(self, target: int | str | bytes, step: Startable[Any, R]) -> Handle[R]:
         """A handle on an instance by id or unique key; `step`, where it was started, gives the type of its result.

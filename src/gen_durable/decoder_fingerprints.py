@@ -1,7 +1,7 @@
 """DecoderFingerprints of what a worker decodes signals with: machine, version, the types of its signals, and the codec.
 
-A signal that a worker cannot read is marked with the fingerprint (reject_unreadable_signals.sql). A worker whose
-fingerprint differs tries the signal again. The same code gives the same fingerprint in every process.
+A signal that a worker cannot read is marked with the fingerprint (reject_signals_and_release_claims.sql). A worker
+whose fingerprint differs tries the signal again. The same code gives the same fingerprint in every process.
 
 The signals of a machine are found in its code: `Signal` objects that its functions refer to by a global name, a
 closure, or an attribute of a module or class, also through helper functions of the same package. A signal that is not

@@ -21,7 +21,7 @@ from gen_durable.validation import check_key
 
 if TYPE_CHECKING:
     from gen_durable.client import Durable
-    from gen_durable.operations.in_transaction import Notify
+    from gen_durable.operations.caller_transaction_calls import Notify
     from gen_durable.operations.insert import OnConflict
 
 P = TypeVar("P")

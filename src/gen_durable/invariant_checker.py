@@ -111,7 +111,7 @@ def _leading_comment(sql: str) -> str:
     return " ".join(lines)
 
 
-_SUBJECTS: Final = {"long_lock_holder": "pid", "missing_gate_lock": "lock", "full_notification_queue": "queue"}
+_SUBJECTS: Final = {"long_gate_lock_holder": "pid", "missing_gate_lock": "lock", "full_notification_queue": "queue"}
 # A check begins with a comment, so it needs a line of its own.
 _FIRST: Final = """select v.id, v.problem, count(*) over () from (
 @check

@@ -1,7 +1,7 @@
 """The services behind a `Context`: limits, the journal, and the transaction of a transactional step.
 
-The engine implements the protocols (`step_limiter`, `journal_writer`), `testing` has an in-memory journal. They keep
-`Context` free of I/O.
+The engine implements the protocols (`step_limiter`, `journal_action_runner`), `testing` has an in-memory journal. They
+keep `Context` free of I/O.
 """
 
 from __future__ import annotations

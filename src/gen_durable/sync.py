@@ -24,8 +24,8 @@ from gen_durable.handles import handles_of, parse_target
 from gen_durable.instances import Cancellation, Instance
 from gen_durable.journal import Activity, Checkpoint, Progress, Transition
 from gen_durable.limits import LimitState, Policy
-from gen_durable.operations.cancel import check_reason, to_cancellation
-from gen_durable.operations.in_transaction import Notify, TransactionCalls, check_notify
+from gen_durable.operations.caller_transaction_calls import CallerTransactionCalls, Notify, check_notify
+from gen_durable.operations.cancel import to_cancellation_or_raise, to_storable_cancel_reason
 from gen_durable.operations.insert import OnConflict, insert
 from gen_durable.operations.instance_admin import SyncInstanceAdminOperations
 from gen_durable.operations.signal_admin import SyncSignalAdminOperations
@@ -80,7 +80,7 @@ class SyncDurable(
             codec=codec,
             read_unencrypted=read_unencrypted,
         )
-        self._in_transaction = TransactionCalls(services_of(self._app))
+        self._in_transaction = CallerTransactionCalls(services_of(self._app))
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._pid = 0
@@ -251,9 +251,9 @@ class SyncDurable(
         if caller_connection is not None:
             instance, key = parse_target(self._unwrap_handle(target), services_of(self._app))
             found = self._get_transaction_calls().cancel_blocking(
-                caller_connection, instance, key, check_reason(reason), notify, cascade=cascade
+                caller_connection, instance, key, to_storable_cancel_reason(reason), notify, cascade=cascade
             )
-            return to_cancellation(found, self._unwrap_handle(target))
+            return to_cancellation_or_raise(found, self._unwrap_handle(target))
         return self._run_and_wait(self._app.cancel(self._unwrap_handle(target), reason=reason, cascade=cascade))
 
     def get(self, target: int | str | bytes | SyncHandle[Any]) -> Instance:
@@ -292,7 +292,7 @@ class SyncDurable(
         """The state of every limit; see `Durable.limits`."""
         return self._run_and_wait(self._app.limits())
 
-    def _get_transaction_calls(self) -> TransactionCalls:
+    def _get_transaction_calls(self) -> CallerTransactionCalls:
         """For calls on callers' connections. In a forked process the client is opened anew, to notify workers."""
         if self._reset_if_forked():
             self.open()

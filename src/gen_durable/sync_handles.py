@@ -11,7 +11,7 @@ from gen_durable.instances import Cancellation, Ending, Instance
 from gen_durable.signals import Signal
 
 if TYPE_CHECKING:
-    from gen_durable.operations.in_transaction import Notify
+    from gen_durable.operations.caller_transaction_calls import Notify
     from gen_durable.sync import SyncDurable
 
 P = TypeVar("P")

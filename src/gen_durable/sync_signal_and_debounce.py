@@ -12,9 +12,9 @@ from gen_durable.client import Durable
 from gen_durable.core.services import services_of
 from gen_durable.durations import Duration
 from gen_durable.handles import Handle, SignalOrStartResult, handle_of
-from gen_durable.operations.in_transaction import Notify, TransactionCalls, check_notify
-from gen_durable.operations.signal import is_delivered_or_raise, outgoing_signal, send_signal
-from gen_durable.operations.signal_and_debounce import DebounceOptions
+from gen_durable.operations.caller_transaction_calls import CallerTransactionCalls, Notify, check_notify
+from gen_durable.operations.signal import is_delivered_or_raise, make_outgoing_signal, send_signal
+from gen_durable.operations.signal_and_debounce import DebouncedStartOptions
 from gen_durable.operations.start_or_update import (
     debounced_id_or_raise,
     make_debounce,
@@ -111,7 +111,7 @@ class SyncSignalAndDebounceMethods(ABC):
             result = self._start_or_update(call, caller_connection, notify, "signal")
             done = signal_or_start_result(self._app, result, call, or_start)
             return SignalOrStartResult(self._sync_handle(done.handle), done.is_new, done.is_delivered)
-        outgoing = outgoing_signal(services_of(self._app), receiver, signal, payload, dedup_key)
+        outgoing = make_outgoing_signal(services_of(self._app), receiver, signal, payload, dedup_key)
         if caller_connection is None:
             verdict = self._run_and_wait(send_signal(services_of(self._app), outgoing))
         else:
@@ -130,7 +130,7 @@ class SyncSignalAndDebounceMethods(ABC):
         connection: object = None,
         notify: Notify = "after_commit",
         using: str | None = None,
-        **options: Unpack[DebounceOptions],
+        **options: Unpack[DebouncedStartOptions],
     ) -> SyncHandle[R]: ...
     @overload
     def debounce(
@@ -143,7 +143,7 @@ class SyncSignalAndDebounceMethods(ABC):
         connection: object = None,
         notify: Notify = "after_commit",
         using: str | None = None,
-        **options: Unpack[DebounceOptions],
+        **options: Unpack[DebouncedStartOptions],
     ) -> SyncHandle[R]: ...
     def debounce(
         self,
@@ -156,7 +156,7 @@ class SyncSignalAndDebounceMethods(ABC):
         connection: object = None,
         notify: Notify = "after_commit",
         using: str | None = None,
-        **options: Unpack[DebounceOptions],
+        **options: Unpack[DebouncedStartOptions],
     ) -> SyncHandle[R]:
         """Start an instance after a delay that further calls restart; see `Durable.debounce`, and `insert`."""
         caller_connection = resolve_caller_connection(connection, using)
@@ -181,7 +181,7 @@ class SyncSignalAndDebounceMethods(ABC):
     def _unwrap_handle(self, target: int | str | bytes | SyncHandle[Any]) -> int | str | bytes: ...
 
     @abstractmethod
-    def _get_transaction_calls(self) -> TransactionCalls: ...
+    def _get_transaction_calls(self) -> CallerTransactionCalls: ...
 
     @abstractmethod
     def _run_and_wait(self, coroutine: Coroutine[Any, Any, T]) -> T: ...

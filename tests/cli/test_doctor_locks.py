@@ -21,16 +21,16 @@ def check(store: Store, name: str, limit: str = "", instead: str = "") -> list[t
 
 def test_a_session_that_holds_locks_is_named(store: Store, dsn: str) -> None:
     with psycopg.connect(dsn, application_name="it") as holder:
-        assert check(store, "long_lock_holder", "60 seconds", "0 seconds") == []
+        assert check(store, "long_gate_lock_holder", "60 seconds", "0 seconds") == []
         sql = store.schema.render("select from @schema.gate_locks where id in (1, 2, 3) for no key update")
         holder.execute(sql.encode())
-        ((pid, problem),) = check(store, "long_lock_holder", "60 seconds", "0 seconds")
+        ((pid, problem),) = check(store, "long_gate_lock_holder", "60 seconds", "0 seconds")
         assert pid == holder.info.backend_pid
         assert problem.startswith(f"login {holder.info.user}, application it, holds 3 locks since 20")
-        assert check(store, "long_lock_holder") == []
+        assert check(store, "long_gate_lock_holder") == []
         holder.rollback()
-        assert check(store, "long_lock_holder", "60 seconds", "0 seconds") == []
-    finding = Finding("long_lock_holder", "why", 1, (Violation(pid, problem),))
+        assert check(store, "long_gate_lock_holder", "60 seconds", "0 seconds") == []
+    finding = Finding("long_gate_lock_holder", "why", 1, (Violation(pid, problem),))
     assert f"pid {pid}: login " in str(_finding_details(finding))
 
 

@@ -15,7 +15,7 @@ from tests.core.test_notifier import Endpoint, listening
 from gen_durable.client import Durable
 from gen_durable.core import caller_transaction_watcher
 from gen_durable.core.caller_transaction_watcher import CallerTransactionWatcher
-from gen_durable.core.messages import Message
+from gen_durable.core.notification_messages import Message
 from gen_durable.core.services import services_of
 from gen_durable.pg.pool import Pool
 from gen_durable.store.statements import Statement
@@ -74,7 +74,7 @@ class Watch:
         self.watcher = CallerTransactionWatcher(self.pool, services_of(app).notifier, app.events)
 
     def add(self, transaction: int, *queues: str) -> None:
-        self.watcher.add(transaction, FollowUps(frozenset(queues)))
+        self.watcher.act_after_commit(transaction, FollowUps(frozenset(queues)))
 
     async def idle(self) -> None:
         """Return once no transaction is pending."""
@@ -159,7 +159,7 @@ async def test_checks_become_rare_while_a_transaction_takes_long(
         assert await watch.endpoint.next() == "wake new"
         await grow_old()
         await slow.commit()
-        watch.watcher.check_soon()
+        watch.watcher.check_transactions_soon()
         assert await watch.endpoint.next() == "wake old"
 
 
@@ -192,7 +192,7 @@ async def test_one_check_at_a_time(dsn: str, schema: str, monkeypatch: pytest.Mo
     """A transaction that is added during a check is part of the next one; the worker here needs no message."""
     async with watching(dsn, schema) as watch, transactions(dsn, 2) as ((first, one), (second, other)):
         sent: list[Message] = []
-        monkeypatch.setattr(watch.watcher._notifier, "send", sent.append)
+        monkeypatch.setattr(watch.watcher._notifier, "send_message_soon", sent.append)
         watch.pool.may_run.clear()
         watch.add(first, "q1")
         await watch.pool.begun.wait()
@@ -252,11 +252,11 @@ async def test_many_cancelled_parents_are_named_together(dsn: str, schema: str) 
     async with watching(dsn, schema) as watch, transactions(dsn, 1) as ((transaction, opened),):
         few = frozenset(range(1, caller_transaction_watcher.MAX_ORIGINS + 1))
         for _ in range(2):
-            watch.watcher.add(transaction, FollowUps(cascade_origins=few))
+            watch.watcher.act_after_commit(transaction, FollowUps(cascade_origins=few))
         (pending,) = watch.watcher._pending.values()
         assert pending.follow_ups.cascade_origins == few
         for parent in range(1, 1001):
-            watch.watcher.add(transaction, FollowUps(cascade_origins=frozenset({parent})))
+            watch.watcher.act_after_commit(transaction, FollowUps(cascade_origins=frozenset({parent})))
         (pending,) = watch.watcher._pending.values()
         assert None in pending.follow_ups.cascade_origins
         assert len(pending.follow_ups.cascade_origins) <= caller_transaction_watcher.MAX_ORIGINS
@@ -293,14 +293,14 @@ async def test_close_notifies_of_what_is_committed_and_forgets_the_rest(
         )
         watcher = services_of(app).caller_transaction_watcher
         assert watcher is not None
-        watcher.add(second, FollowUps(frozenset({"open"})))
-        watcher.add(first, FollowUps(frozenset({"committed"}), frozenset({7}), frozenset({"r"})))
+        watcher.act_after_commit(second, FollowUps(frozenset({"open"})))
+        watcher.act_after_commit(first, FollowUps(frozenset({"committed"}), frozenset({7}), frozenset({"r"})))
         await committed.commit()
         await app.close()
         found = {await remote.next(), await remote.next(), await remote.next()}
         assert found == {"wake committed", "check cancels", "cascade 7"}
-        watcher.add(second, FollowUps(frozenset({"late"})))
-        watcher.check_soon()
+        watcher.act_after_commit(second, FollowUps(frozenset({"late"})))
+        watcher.check_transactions_soon()
         watcher.act_on_follow_ups(FollowUps(frozenset({"late"})))
         assert not watcher._pending
         services_of(there).notifier.remove_worker(remote)

@@ -62,9 +62,11 @@ def child(id_: int) -> str:
 def count_batches(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """When each batch began, from now on."""
     began: list[float] = []
-    statement = StatementBuilder.cascade
+    statement = StatementBuilder.cancel_listed_descendants
     monkeypatch.setattr(
-        StatementBuilder, "cascade", lambda self, *args: began.append(time.monotonic()) or statement(self, *args)
+        StatementBuilder,
+        "cancel_listed_descendants",
+        lambda self, *args: began.append(time.monotonic()) or statement(self, *args),
     )
     return began
 
@@ -161,7 +163,7 @@ async def test_messages_start_few_cascades_and_forget_no_origin(
         async def requested(*origins: int | None) -> set[int | None]:
             started.clear()
             for origin in origins:
-                cascader.request_cascade(origin)
+                cascader.request_cascade_at_bounded_rate(origin)
                 assert len(cascader._requested) <= cascader_module.MAX_REQUESTS
             assert cascader._request_task is not None
             await soon(asyncio.wait([cascader._request_task]))
@@ -190,7 +192,7 @@ async def test_closing_ends_cascades(dsn: str, schema: str) -> None:
         cascader.start_cascade(8)
         task = cascader._tasks[8]
         cascader._requested_at = time.monotonic() + 3600.0
-        cascader.request_cascade(9)
+        cascader.request_cascade_at_bounded_rate(9)
         request_task = cascader._request_task
         await asyncio.sleep(0)
     assert task.cancelled()

@@ -166,7 +166,7 @@ async def test_pages_are_read_until_one_is_not_full(engine: Opening, monkeypatch
         for handle in handles[:3]:
             await handle.cancel(reason="ten letter")
         due = {handle.id: [asyncio.get_running_loop().create_future()] for handle in handles}
-        await soon(services_of(e.app).completion_watcher._poll(list(due), due))
+        await soon(services_of(e.app).completion_watcher._poll_ends(list(due), due))
         assert [future.done() for (future,) in due.values()] == [True, True, True, False]
 
 
@@ -198,10 +198,10 @@ async def test_waiters_come_and_go_while_their_instances_are_polled(
         one, two = [handle.id for handle in await e.app.insert_many([Start(never_run, 1), Start(never_run, 2)])]
         pool = SlowPool(services_of(e.app).pool)
         watcher = CompletionWatcher(pool, services_of(e.app).statements)
-        goes, stays = [asyncio.create_task(watcher.wait(instance, None)) for instance in (one, two)]
+        goes, stays = [asyncio.create_task(watcher.wait_for_end(instance, None)) for instance in (one, two)]
         assert await soon(pool.polls.get()) == [one, two]
         goes.cancel()
-        comes = asyncio.create_task(watcher.wait(two, None))
+        comes = asyncio.create_task(watcher.wait_for_end(two, None))
         await asyncio.sleep(0.01)
         assert set(watcher._watched) == {two}
         pool.may_answer.set()

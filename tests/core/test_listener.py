@@ -11,7 +11,7 @@ from tests.support.processes import Proxy, open_proxy
 
 from gen_durable.core import listener as listener_module
 from gen_durable.core.listener import Listener
-from gen_durable.core.messages import Message, QueueReady
+from gen_durable.core.notification_messages import Message, QueueReady
 from gen_durable.pg.connection import ConnectionTarget
 
 
@@ -21,10 +21,10 @@ class Receiver:
     def __init__(self) -> None:
         self.received: asyncio.Queue[Message | None] = asyncio.Queue()
 
-    def receive(self, message: Message) -> None:
+    def act_on_message(self, message: Message) -> None:
         self.received.put_nowait(message)
 
-    def recover_missed_messages(self) -> None:
+    def recover_from_missed_messages(self) -> None:
         self.received.put_nowait(None)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gen_durable.client import Durable
-from gen_durable.core.messages import CancelChildren, Message, QueueReady
+from gen_durable.core.notification_messages import CancelChildren, Message, QueueReady
 from gen_durable.core.notifier import Notifier
 from gen_durable.core.services import services_of
 from gen_durable.pg.pool import Pool
@@ -39,7 +39,7 @@ class Endpoint:
     def notify_if_pick_misses(self, queue: str, count: int) -> None:
         self.expected.append((queue, count))
 
-    def apply_pending_cancel_requests(self) -> None:
+    def check_cancel_requests_soon(self) -> None:
         self.calls.put_nowait("check cancels")
 
     async def next(self) -> str:
@@ -122,7 +122,7 @@ async def test_children_are_cancelled_here(dsn: str, schema: str) -> None:
     async with Durable(dsn, schema=schema) as app:
         notifier = services_of(app).notifier
         notifier.act_on_follow_ups(FollowUps(cascade_origins=frozenset({7})))
-        notifier.receive(CancelChildren(8))
+        notifier.act_on_message(CancelChildren(8))
         await asyncio.sleep(0)
         assert set(notifier.cascader._tasks) == {7, 8}
 
@@ -132,7 +132,7 @@ async def test_full_picks_are_notified_of_at_intervals(dsn: str, schema: str, mo
     sent: list[Message] = []
     async with Durable(dsn, schema=schema) as app:
         notifier = services_of(app).notifier
-        monkeypatch.setattr(notifier, "send", sent.append)
+        monkeypatch.setattr(notifier, "send_message_soon", sent.append)
         monkeypatch.setattr("gen_durable.core.notifier.FULL_PICK_INTERVAL", 60.0)
         for queue in ("a", "b", "a"):
             notifier.notify_full_pick(queue)
@@ -150,7 +150,7 @@ async def test_rows_not_found_are_notified_of_at_once_and_then_at_intervals(
     monkeypatch.setattr("gen_durable.core.notifier.MISSED_INTERVAL", 0.2)
     async with Durable(dsn, schema=schema) as app:
         notifier = services_of(app).notifier
-        monkeypatch.setattr(notifier, "send", sent.put_nowait)
+        monkeypatch.setattr(notifier, "send_message_soon", sent.put_nowait)
         for _ in range(3):
             notifier.notify_rows_not_found("q")
         began = time.monotonic()
@@ -189,7 +189,7 @@ async def test_close_gives_up_a_notification_that_is_not_answered(
     async with Durable(dsn, schema=schema) as app:
         notifier = services_of(app).notifier
         notifier._pool = pool = Unanswered()
-        notifier.send(QueueReady("q"))
+        notifier.send_message_soon(QueueReady("q"))
         await pool.asked.wait()
         task = notifier._task
         async with asyncio.timeout(10):
@@ -204,5 +204,5 @@ async def test_a_removed_worker_is_not_woken(dsn: str, schema: str) -> None:
         await listening(notifier, endpoint)
         notifier.remove_worker(endpoint)
         notifier.wake("default")
-        notifier.recover_missed_messages()
+        notifier.recover_from_missed_messages()
         assert endpoint.calls.empty()

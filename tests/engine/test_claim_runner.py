@@ -75,7 +75,7 @@ class Running:
     def answer(self, result: Any, kind: str, *, queue: str | None = None, seq: int = 0, **fields: Any) -> list[Any]:
         """The calls that follow from an answer to an outcome of this kind."""
         commit = Commit(1, 1, seq, kind, began=10.0, took=2.5, **fields)
-        self.runner.receive_commit_result(self.active, EncodedOutcome(commit, "Some", queue=queue), 2.5, result)
+        self.runner.act_on_commit_result(self.active, EncodedOutcome(commit, "Some", queue=queue), 2.5, result)
         return self.parts.calls
 
 
@@ -97,8 +97,10 @@ def test_an_end_is_reported_to_local_waiters(kind: str, expected: tuple[Any, ...
 
 def test_a_pick_is_planned_for_a_delayed_row_in_its_new_queue() -> None:
     assert Running().answer(COMMITTED, "next")[1:] == []
-    assert Running().answer(COMMITTED, "next", delay=3.0)[1:] == [("schedule_pick", "default", 3.0)]
-    assert Running().answer(COMMITTED, "next", delay=3.0, queue="other")[1:] == [("schedule_pick", "other", 3.0)]
+    assert Running().answer(COMMITTED, "next", delay=3.0)[1:] == [("schedule_pick_or_wake", "default", 3.0)]
+    assert Running().answer(COMMITTED, "next", delay=3.0, queue="other")[1:] == [
+        ("schedule_pick_or_wake", "other", 3.0)
+    ]
 
 
 def test_the_queue_of_a_partition_key_is_woken_when_it_is_free() -> None:
@@ -168,7 +170,7 @@ def test_a_claim_without_an_outcome_is_put_back_or_removed(caplog: pytest.LogCap
 def test_an_engine_error_puts_the_row_back_with_its_kind(caplog: pytest.LogCaptureFixture) -> None:
     """Its text may quote a payload."""
     running = Running()
-    running.runner.handle_engine_error(running.active, ValueError("secret"))
+    running.runner.log_engine_error_and_postpone(running.active, ValueError("secret"))
     assert running.parts.calls == [("postpone", running.active, "an error of the engine: ValueError")]
     assert "ValueError" in caplog.text
     assert "secret" not in caplog.text
@@ -183,7 +185,7 @@ def test_claims_that_have_not_begun_are_released() -> None:
 def test_after_a_stray_cancellation_the_row_is_put_back(caplog: pytest.LogCaptureFixture) -> None:
     """And every queue is picked from: the transaction of the step may have committed."""
     running = Running()
-    running.runner.handle_cancellation_by_other_code(running.active)
+    running.runner.recover_from_cancellation_by_other_code(running.active)
     assert running.parts.calls == [
         ("postpone", running.active, "its task was cancelled outside of its step"),
         ("wake_local_workers",),
@@ -195,7 +197,7 @@ def test_after_a_stray_cancellation_an_unanswered_outcome_is_sent_once_more() ->
     """The row is not put back: only the answer tells where it is."""
     running = Running()
     encoded = running.active.unanswered = EncodedOutcome(Commit(1, 1, 0, "done", took=2.5), "Done")
-    running.runner.handle_cancellation_by_other_code(running.active)
+    running.runner.recover_from_cancellation_by_other_code(running.active)
     ((name, commit, receiver),) = running.parts.calls
     assert name == "enqueue"
     assert commit is encoded.commit
@@ -207,13 +209,13 @@ def test_after_a_stray_cancellation_an_unanswered_outcome_is_sent_once_more() ->
 def test_a_stray_cancellation_after_the_claim_has_ended_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
     running = Running()
     running.parts.is_in_table = False
-    running.runner.handle_cancellation_by_other_code(running.active)
+    running.runner.recover_from_cancellation_by_other_code(running.active)
     assert (running.parts.calls, caplog.text) == ([], "")
 
 
 async def test_a_second_answer_to_an_outcome_is_ignored() -> None:
     answers: list[object] = []
-    runner = SimpleNamespace(receive_commit_result=lambda *arguments: answers.append(arguments[-1]))
+    runner = SimpleNamespace(act_on_commit_result=lambda *arguments: answers.append(arguments[-1]))
     receiver = ClaimEndReceiver(cast(Any, runner), cast(Any, None), cast(Any, None), 0.0)
     assert receiver.is_answered is False
     receiver.answered = asyncio.get_running_loop().create_future()
@@ -225,7 +227,7 @@ async def test_a_second_answer_to_an_outcome_is_ignored() -> None:
 
 async def test_an_answer_may_come_after_the_task_that_waited_for_it_was_cancelled() -> None:
     answers: list[object] = []
-    runner = SimpleNamespace(receive_commit_result=lambda *arguments: answers.append(arguments[-1]))
+    runner = SimpleNamespace(act_on_commit_result=lambda *arguments: answers.append(arguments[-1]))
     receiver = ClaimEndReceiver(cast(Any, runner), cast(Any, None), cast(Any, None), 0.0)
     receiver.answered = asyncio.get_running_loop().create_future()
     receiver.answered.cancel()
@@ -246,7 +248,7 @@ async def test_a_claim_that_is_found_lost_does_not_wait_for_the_slot_that_it_has
     def lend_slot_during_commit(active: ActiveClaim) -> None:
         active.has_slot = False
 
-    parts.execute, parts.commit, parts.lend_slot_during_commit = execute, lambda _: answer, lend_slot_during_commit
+    parts.execute_step, parts.commit, parts.lend_slot_during_commit = execute, lambda _: answer, lend_slot_during_commit
     await running.runner.run_claim(running.active)
     assert parts.calls == [("remove", running.active)]
     assert not running.active.has_slot

@@ -72,24 +72,24 @@ class Holder:
     def wake_queues(self, queues: Iterable[str]) -> None:
         self.unblocked += queues
 
-    def cancel_children(self, origin: int | None) -> None:
+    def start_cancel_of_children(self, origin: int | None) -> None:
         self.cascades.append(origin)
 
     async def run_claim(self, active: ActiveClaim) -> None:
         self.begun.append(active.claim.id)
         await asyncio.sleep(60)
 
-    def handle_engine_error(self, active: ActiveClaim, error: BaseException) -> None:
+    def log_engine_error_and_postpone(self, active: ActiveClaim, error: BaseException) -> None:
         raise AssertionError(error)
 
     def release_unstarted(self, claims: list[ActiveClaim]) -> None:
         raise AssertionError(claims)
 
-    def handle_cancellation_by_other_code(self, active: ActiveClaim) -> None:
+    def recover_from_cancellation_by_other_code(self, active: ActiveClaim) -> None:
         pass
 
     def hold(self, *claims: Claim) -> list[ActiveClaim]:
-        return [self.table.register(claim, 0.0) for claim in claims]
+        return [self.table.register_and_cancel_unawaited_children(claim, 0.0) for claim in claims]
 
 
 class _NoStatements:
@@ -139,7 +139,7 @@ async def test_a_postponed_row_is_picked_after_its_rest(engine: Opening, key: st
             assert await pick(e, 1, "other") == []  # the key is taken, so the row is blocked
         began = time.monotonic()
         holder.table.postpone(active, "no thread")
-        await holder.tasks.wait(10)
+        await holder.tasks.wait_until_empty(10)
         assert len(holder.table) == 0
         assert (
             began + USUAL_POSTPONE_DELAY.first
@@ -158,7 +158,7 @@ async def test_a_rest_is_as_long_as_its_caller_says(engine: Opening) -> None:
         await e.rows.fetch("update @.instances set postponements = 20")
         holder = Holder(e)
         holder.table.postpone(*holder.hold(*await pick(e, 1)), "Unknown limit 'l'", LIMIT_REST)
-        await holder.tasks.wait(10)
+        await holder.tasks.wait_until_empty(10)
         row = await e.rows.row(handle)
         assert 30 <= (row["eligible_at"] - row["updated_at"]).total_seconds() <= 33
 
@@ -169,7 +169,7 @@ async def test_a_release_whose_task_is_cancelled_before_it_begins_keeps_no_claim
     held = holder.hold(claim(1), claim(2))
     holder.table.release_soon(held)
     holder.tasks.cancel_all()
-    await holder.tasks.wait(10)
+    await holder.tasks.wait_until_empty(10)
     await asyncio.sleep(0)
     assert len(holder.table) == 0
 
@@ -193,7 +193,7 @@ async def test_a_claim_that_was_lost_stops() -> None:
     holder.table.remove(ended)
     holder.table.drop_lost([running, buffered, ended])
     assert holder.seen == [ClaimLost(1, "noop", "run"), ClaimLost(2, "noop", "run")]
-    await holder.tasks.wait(10)
+    await holder.tasks.wait_until_empty(10)
     assert (holder.begun, len(holder.table)) == ([1], 0)
     assert not ended.claim.is_interrupted
 
@@ -221,7 +221,7 @@ async def test_leases_that_are_old_enough_are_extended_in_the_order_of_ids(monke
     holder = Holder()
     monkeypatch.setattr(claim_table, "time", SimpleNamespace(monotonic=lambda: 1000.0))
     for number, leased_at in ((3, 900.0), (1, 980.0), (2, 980.5)):
-        holder.table.register(claim(number), leased_at)
+        holder.table.register_and_cancel_unawaited_children(claim(number), leased_at)
     assert [active.claim.id for active in holder.table.claims_leased_longer_than(20.0)] == [1, 3]
 
 
@@ -244,7 +244,7 @@ async def test_a_claim_whose_task_has_not_run_yet_is_interrupted_when_it_is_with
     holder = Holder()
     holder.table.add_and_start([claim(1)], 0.0)
     holder.table.drop_withdrawn(holder.table.withdraw_not_begun())
-    await holder.tasks.wait(10)
+    await holder.tasks.wait_until_empty(10)
     assert (holder.begun, len(holder.table)) == ([], 0)
 
 
@@ -268,7 +268,7 @@ async def test_cancel_requests_that_cannot_be_read_are_read_later() -> None:
     holder = Holder()
     (active,) = holder.hold(claim(1))
     task = holder.tasks.spawn(holder.table._fetch_and_apply_cancel_requests())
-    await holder.tasks.wait(10)
+    await holder.tasks.wait_until_empty(10)
     assert task.exception() is None
     assert await holder.table.fetch_cancel_reason(active) == DEFAULT_REASON
 
@@ -281,7 +281,7 @@ async def test_the_cancel_requests_of_all_claims_are_read(engine: Opening) -> No
         assert await holder.table.fetch_cancel_reason(active) == DEFAULT_REASON
         await handle.cancel(reason="enough")
         assert await holder.table.fetch_cancel_reason(active) == "enough"
-        holder.table.apply_pending_cancel_requests()
+        holder.table.check_cancel_requests_soon()
         async with asyncio.timeout(10):
             while not holder.begun:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
@@ -300,7 +300,7 @@ async def test_rows_that_crashed_twice_are_counted_while_they_are_held() -> None
     holder.table.remove(twice)
     assert (crashed.is_idle, crashed.free_count) == (True, 1)
     (other,) = holder.hold(claim(3, crashes=2))
-    queue.reset_for_pick()
+    queue.reset_and_get_expected_rows()
     holder.table.allow_more_crashed_rows(other)
     assert (crashed.is_idle, crashed.free_count, queue.has_work) == (True, 2, True)
 
@@ -325,5 +325,5 @@ async def test_a_stopping_worker_starts_no_claim(caplog: pytest.LogCaptureFixtur
     assert caplog.text == ""
     holder.slots.stopping = True
     holder.table.add_and_start([claim(1), claim(2)], 0.0)
-    await holder.tasks.wait(10)
+    await holder.tasks.wait_until_empty(10)
     assert (holder.begun, len(holder.table)) == ([], 0)

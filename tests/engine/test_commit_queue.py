@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gen_durable.engine import commit_queue
-from gen_durable.engine.commit_queue import LARGE_OUTCOME, CommitQueue, is_large, payload_size
+from gen_durable.engine.commit_queue import LARGE_OUTCOME, CommitQueue, is_large_outcome, payload_size
 from gen_durable.store.types import Commit, ManyChildren
 
 
@@ -22,7 +22,7 @@ def entry(size: int) -> tuple[Commit, None]:
 def queue_of(*sizes: int) -> CommitQueue[None]:
     queue: CommitQueue[None] = CommitQueue()
     for size in sizes:
-        queue.add(entry(size), size)
+        queue.add_outcome(entry(size), size)
     return queue
 
 
@@ -40,9 +40,9 @@ def test_the_size_of_an_outcome_is_that_of_its_state_and_its_extra() -> None:
 
 
 def test_an_outcome_is_large_by_its_bytes_or_by_its_children() -> None:
-    assert not is_large(entry(LARGE_OUTCOME)[0])
-    assert is_large(entry(LARGE_OUTCOME + 1)[0])
-    assert is_large(Commit(1, 1, 0, "children", many_children=ManyChildren.empty()))
+    assert not is_large_outcome(entry(LARGE_OUTCOME)[0])
+    assert is_large_outcome(entry(LARGE_OUTCOME + 1)[0])
+    assert is_large_outcome(Commit(1, 1, 0, "children", many_children=ManyChildren.empty()))
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_what_was_taken_is_not_counted_any_more() -> None:
     queue = queue_of(900, 900)
     assert [len(queue.take_batch(500)), len(queue.take_batch(500)), len(queue)] == [1, 1, 0]
     for size in (1, 500, 500):
-        queue.add(entry(size), size)
+        queue.add_outcome(entry(size), size)
     assert sizes_of_batches(queue) == [[1, 500, 500]]
 
 

@@ -15,9 +15,9 @@ def claim(number: int, crashes: int = 2) -> Claim:
 def test_they_start_with_one_and_each_outcome_doubles_the_number() -> None:
     rows, first = CrashedRowSlots(None), claim(1)
     assert (rows.free_count, rows.is_idle) == (1, True)
-    rows.add(first)
+    rows.add_claim(first)
     assert (rows.free_count, rows.is_idle) == (0, False)
-    rows.remove(first)
+    rows.remove_claim(first)
     rows.raise_concurrency()
     rows.raise_concurrency()
     assert rows.free_count == 4
@@ -36,17 +36,17 @@ def test_beside_one_at_its_last_chance_none_starts() -> None:
     rows = CrashedRowSlots(5)
     rows.raise_concurrency()
     rows.raise_concurrency()
-    rows.add(claim(1, crashes=3))
+    rows.add_claim(claim(1, crashes=3))
     assert rows.free_count == 3
-    rows.add(last := claim(2, crashes=4))
+    rows.add_claim(last := claim(2, crashes=4))
     assert rows.free_count == 0
-    rows.remove(last)
+    rows.remove_claim(last)
     assert rows.free_count == 3
 
 
 def test_a_claim_that_was_taken_over_does_not_remove_its_successor() -> None:
     rows, former, later = CrashedRowSlots(None), claim(1), claim(1)
-    rows.add(former)
-    rows.add(later)
-    rows.remove(former)
+    rows.add_claim(former)
+    rows.add_claim(later)
+    rows.remove_claim(former)
     assert not rows.is_idle

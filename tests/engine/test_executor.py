@@ -11,7 +11,7 @@ import pytest
 from tests.support.engine import soon
 
 from gen_durable import Context, Done, Machine, Next, Outcome, ScheduleChildren, Start, job, step
-from gen_durable.core.row_encryption import RowEncryption
+from gen_durable.core.claim_and_outcome_encryption import ClaimAndOutcomeEncryption
 from gen_durable.encryption import PayloadContext, PayloadEncryption
 from gen_durable.engine import executor as executor_module
 from gen_durable.engine import outcome_encoder
@@ -80,7 +80,7 @@ def threads() -> Iterator[ThreadPool]:
 def make_executor(threads: ThreadPool, encryption: PayloadEncryption | None = None) -> Executor:
     """An executor for steps that use neither children nor limits nor the journal."""
     absent = cast(Any, None)
-    rows = None if encryption is None else RowEncryption(encryption, absent, absent)
+    rows = None if encryption is None else ClaimAndOutcomeEncryption(encryption, absent, absent)
     return Executor("w", threads, absent, absent, absent, encryption=rows)
 
 
@@ -97,9 +97,9 @@ async def go_on(_: Any, ctx: Context) -> Outcome[Any]:
 async def test_an_answer_after_the_step_ends_the_claim(threads: ThreadPool) -> None:
     """A `Next` of `on_error` keeps the claim if the step raised, but not after a refused outcome or a rollback."""
     claim, entry = claim_of(Scripted(go_on), "fails")
-    encoded = await make_executor(threads).execute(claim, entry, may_continue=True)
+    encoded = await make_executor(threads).execute_step(claim, entry, may_continue=True)
     assert (encoded.commit.kind, encoded.commit.error) == ("continue", "ValueError: no")
-    encoded = await make_executor(threads).handle_error_after_step(claim, entry, ValueError("later"))
+    encoded = await make_executor(threads).answer_error_after_step(claim, entry, ValueError("later"))
     assert (encoded.commit.kind, encoded.commit.error) == ("next", "ValueError: later")
 
 
@@ -110,7 +110,7 @@ async def test_on_error_may_start_many_children(threads: ThreadPool) -> None:
         return ScheduleChildren([Start(leaf, n) for n in range(2500)], then=WORK, state="")
 
     claim, entry = claim_of(Scripted(fan_out))
-    encoded = await make_executor(threads).handle_error_after_step(claim, entry, ValueError("no"))
+    encoded = await make_executor(threads).answer_error_after_step(claim, entry, ValueError("no"))
     assert encoded.commit.many_children is not None
     assert len(encoded.commit.many_children.encoded) == 2500
 
@@ -122,12 +122,12 @@ async def test_an_on_error_that_is_cancelled_from_inside(threads: ThreadPool) ->
         raise asyncio.CancelledError
 
     claim, entry = claim_of(Scripted(cancelled), "fails")
-    encoded = await make_executor(threads).execute(claim, entry, may_continue=True)
+    encoded = await make_executor(threads).execute_step(claim, entry, may_continue=True)
     reason = "ValueError: no (and then on_error raised StepCancelled: on_error was cancelled from inside)"
     assert (encoded.commit.kind, encoded.commit.error) == ("fail", reason)
     claim.is_interrupted = True
     with pytest.raises(asyncio.CancelledError):
-        await make_executor(threads).execute(claim, entry, may_continue=True)
+        await make_executor(threads).execute_step(claim, entry, may_continue=True)
 
 
 async def test_a_step_that_cancels_its_task_and_raises(threads: ThreadPool) -> None:
@@ -143,7 +143,7 @@ async def test_a_step_that_cancels_its_task_and_raises(threads: ThreadPool) -> N
         return Done([str(given), task.cancelling()])
 
     claim, entry = claim_of(Scripted(cancel_twice))
-    encoded = await asyncio.create_task(make_executor(threads).execute(claim, entry, may_continue=True))
+    encoded = await asyncio.create_task(make_executor(threads).execute_step(claim, entry, may_continue=True))
     assert encoded.commit.kind == "done"
     assert encoded.commit.value == '["step Scripted.work was cancelled from inside",0]'
 
@@ -163,7 +163,7 @@ async def test_a_step_that_cancels_its_task_and_returns(threads: ThreadPool, kno
         assert task is not None
         claim, entry = claim_of(Scripted(cancel))
         executor = make_executor(threads)
-        encoded = await executor.execute(claim, entry, may_continue=True, task=task if knows_task else None)
+        encoded = await executor.execute_step(claim, entry, may_continue=True, task=task if knows_task else None)
         await asyncio.sleep(0)
         return encoded.commit.value, task.cancelling()
 
@@ -179,7 +179,7 @@ async def test_what_a_def_step_returns_may_be_awaited(threads: ThreadPool) -> No
         return Done(state)
 
     claim, entry = claim_of(Scripted(remember), "in_thread")
-    encoded = await soon(make_executor(threads).execute(claim, entry, may_continue=True))
+    encoded = await soon(make_executor(threads).execute_step(claim, entry, may_continue=True))
     assert (encoded.commit.kind, encoded.commit.value) == ("done", '"s"')
     assert seen == [threading.get_ident()]
 
@@ -195,7 +195,7 @@ async def test_a_state_is_kept_in_clear_for_the_next_step(threads: ThreadPool) -
     encryption = PayloadEncryption(ReversingCodec(), "schema", read_unencrypted=False)
     executor = make_executor(threads, encryption)
     claim, entry = claim_of(Scripted(body), state=encryption.encrypt('"first"', 7, "state"))
-    encoded = await executor.execute(claim, entry, may_continue=True)
+    encoded = await executor.execute_step(claim, entry, may_continue=True)
     assert encryption.decrypt(str(encoded.commit.value), 7, "state") == '"next"'
     advance_claim(claim, encoded)
     assert claim.state == '"next"'
@@ -224,7 +224,7 @@ async def test_other_tasks_run_while_many_children_are_encoded(
 
     ticking = asyncio.create_task(tick())
     claim, entry = claim_of(Scripted(fan_out))
-    await make_executor(threads).execute(claim, entry, may_continue=True)
+    await make_executor(threads).execute_step(claim, entry, may_continue=True)
     ticking.cancel()
     assert ticks >= 9
 

@@ -13,7 +13,7 @@ from tests.support.engine import Engine, opened
 from gen_durable.config import WorkerOptions
 from gen_durable.core.services import services_of
 from gen_durable.engine import gc as gc_module
-from gen_durable.engine.gc import Gc, RetentionScan, scans_for_retentions
+from gen_durable.engine.gc import Gc, RetentionScan, make_retention_scans
 from gen_durable.pg.connection import PersistentConnection
 from gen_durable.retention import Retention
 from gen_durable.telemetry import InstancesCollected
@@ -111,17 +111,17 @@ async def test_rate_buckets_that_have_refilled_are_deleted_in_each_round(dsn: st
         gc._connection = Noting()  # type: ignore[assignment]
         await end(e, 1000)
         await gc.run_once()
-        assert not any("delete_full_buckets" in text for text in statements)
+        assert not any("delete_full_rate_buckets" in text for text in statements)
         await gc.run_once()
-        assert sum("delete_full_buckets" in text for text in statements) == 1
+        assert sum("delete_full_rate_buckets" in text for text in statements) == 1
 
 
 def test_there_is_one_scan_for_each_retention() -> None:
     """Equal ones share it, those that are kept for ever have none; rows with a keep of their own have one."""
     own = Retention(done=timedelta(seconds=5), failed=None, cancelled=timedelta(seconds=3))
-    assert scans_for_retentions([own]) == [RetentionScan(3.0), RetentionScan(5.0), RetentionScan(None)]
+    assert make_retention_scans([own]) == [RetentionScan(3.0), RetentionScan(5.0), RetentionScan(None)]
     other = Retention(done=timedelta(0), failed=timedelta(seconds=5), cancelled=timedelta(0))
-    assert scans_for_retentions([own, other]) == [
+    assert make_retention_scans([own, other]) == [
         RetentionScan(0.0),
         RetentionScan(3.0),
         RetentionScan(5.0),

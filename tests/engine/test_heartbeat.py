@@ -20,8 +20,8 @@ from gen_durable.decoder_fingerprints import DecoderFingerprints
 from gen_durable.engine import heartbeat as heartbeat_module
 from gen_durable.engine.active_claim import ActiveClaim
 from gen_durable.engine.claim_table import ClaimTable
+from gen_durable.engine.event_loop_monitor import EventLoopMonitor
 from gen_durable.engine.heartbeat import Heartbeat
-from gen_durable.engine.loop_monitor import LoopMonitor
 from gen_durable.engine.slots import Slots
 from gen_durable.engine.task_set import TaskSet
 from gen_durable.pg.faults import ConnectionLost
@@ -38,7 +38,7 @@ async def rest(number: int) -> int:
     return number
 
 
-class Lag(LoopMonitor):
+class Lag(EventLoopMonitor):
     """A monitor that measures what the test says."""
 
     lag = 0.0
@@ -91,11 +91,14 @@ class Beating:
         picked = await services.pool.run(services.statements.pick("w", {"default": count}, ["rest/1/run"], 10.0))
         assert len(picked.claims) == count
         leased_at = time.monotonic() - age
-        return sorted((self.claims.register(c, leased_at) for c in picked.claims), key=lambda active: active.claim.id)
+        return sorted(
+            (self.claims.register_and_cancel_unawaited_children(c, leased_at) for c in picked.claims),
+            key=lambda active: active.claim.id,
+        )
 
     async def beat(self, lag: float = 0.0) -> None:
         self.monitor.lag = lag
-        await self.heartbeat._send_heartbeat(self.monitor)
+        await self.heartbeat._run_heartbeat_round(self.monitor)
 
     async def extended(self) -> list[int]:
         """The ids of the rows whose lease a heartbeat has extended."""
@@ -335,16 +338,16 @@ async def pauses_of(b: Beating, monkeypatch: pytest.MonkeyPatch, *results: Excep
     """The pauses after heartbeats that raise, take some seconds, or go well."""
     left = list(results)
 
-    async def send(_: LoopMonitor) -> None:
+    async def send(_: EventLoopMonitor) -> None:
         result = left.pop(0)
         if isinstance(result, Exception):
             raise result
         if result is not None:
             await asyncio.sleep(result)
 
-    monkeypatch.setattr(b.heartbeat, "_send_heartbeat", send)
+    monkeypatch.setattr(b.heartbeat, "_run_heartbeat_round", send)
     b.heartbeat._stopping = waits = Waits(len(results))
-    await b.heartbeat._send_heartbeats(b.monitor)
+    await b.heartbeat._run_rounds_until_stopped(b.monitor)
     assert left == []
     return waits.seconds
 
@@ -407,8 +410,8 @@ async def test_the_thread_ends_with_its_connection(dsn: str, schema: str, monkey
 async def test_it_watches_the_loop_that_starts_it(dsn: str, schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a monitor that counts at most two intervals between two measurements, and reports lags of that loop."""
     async with beating(dsn, schema, interval=0.25) as b:
-        monitors: list[LoopMonitor] = []
-        run: Callable[[LoopMonitor], None] = monitors.append
+        monitors: list[EventLoopMonitor] = []
+        run: Callable[[EventLoopMonitor], None] = monitors.append
         monkeypatch.setattr(b.heartbeat, "_run_thread", run)
         b.heartbeat.start()
         await b.heartbeat.stop()

@@ -14,7 +14,7 @@ from tests.support.engine import Engine, opened
 from gen_durable import Handle, Signal, job
 from gen_durable.core.services import services_of
 from gen_durable.engine import large_claim_reader as module
-from gen_durable.engine.journal_writer import JournalWriter
+from gen_durable.engine.journal_action_runner import JournalActionRunner
 from gen_durable.engine.large_claim_reader import LargeClaimReader, UnreadableClaim
 from gen_durable.engine.step_journal import StepJournal
 from gen_durable.engine.thread_pool import ThreadPool
@@ -57,7 +57,7 @@ class Reading:
             cast(Any, self.pool),
             services.statements,
             services.journal_statements,
-            JournalWriter(
+            JournalActionRunner(
                 services.pool,
                 services.schema.name,
                 services.journal_statements,

@@ -17,8 +17,8 @@ from gen_durable import Durable, Start, job
 from gen_durable.config import WorkerOptions
 from gen_durable.core.services import services_of
 from gen_durable.engine import picker as picker_module
+from gen_durable.engine.pick_scan_positions import PickScanPositions
 from gen_durable.engine.picker import Picker
-from gen_durable.engine.scan_positions import ScanPositions
 from gen_durable.engine.slots import Slots
 from gen_durable.engine.task_set import TaskSet
 from gen_durable.pg.connection import PersistentConnection
@@ -87,7 +87,7 @@ async def test_a_nearer_moment_told_during_a_pick_is_not_forgotten(dsn: str, sch
 
         async def nearer() -> None:
             await app.insert(noop, 2, delay=timedelta(seconds=0.3))
-            pick._slots.schedule_pick("default", 0.3)
+            pick._slots.schedule_pick_or_wake("default", 0.3)
 
         link.meanwhile = nearer
         pick.start()
@@ -222,7 +222,7 @@ async def test_a_head_that_cannot_be_read_is_postponed(dsn: str, schema: str, ca
         handles = await app.insert_many([Start(noop, n) for n in range(2)])
         before = time.monotonic()
         link.errors = [data_error(), data_error()]
-        last = await pick._pick_and_report_missed({"default": 10}, {"default": 0})
+        last = await pick._pick_and_notify_of_missed_rows({"default": 10}, {"default": 0})
         assert [(await claimed.claims.get()).id, claimed.claims.empty()] == [handles[1].id, True]
         reason = (
             "its claim cannot be read (NumericValueOutOfRangeError, SQLSTATE 22003): "
@@ -241,7 +241,7 @@ async def test_a_head_that_cannot_be_claimed_at_all_is_logged(
     """Its queue rests until the next pick."""
     async with Durable(dsn, schema=schema) as app, picking(app) as (pick, link, claimed):
         link.errors = [data_error(), data_error(), data_error()]
-        last = await pick._pick_and_report_missed({"default": 10}, {"default": 0})
+        last = await pick._pick_and_notify_of_missed_rows({"default": 10}, {"default": 0})
         assert (last, link.statements, claimed.postponed) == (PickResult([], []), 3, [])
         assert [record.getMessage() for record in caplog.records] == [
             "queue default: its first row cannot be claimed (NumericValueOutOfRangeError, SQLSTATE 22003)"
@@ -255,7 +255,7 @@ async def test_an_error_that_no_row_causes_ends_the_search(dsn: str, schema: str
         await app.insert(noop, 1)
         link.errors = [*(data_error() for _ in range(before)), asyncpg.DeadlockDetectedError("busy")]
         with pytest.raises(asyncpg.DeadlockDetectedError):
-            await pick._pick_and_report_missed({"default": 10}, {"default": 0})
+            await pick._pick_and_notify_of_missed_rows({"default": 10}, {"default": 0})
         assert claimed.claims.empty()
 
 
@@ -265,7 +265,7 @@ async def test_a_stop_ends_a_search_row_by_row(dsn: str, schema: str) -> None:
         await app.insert_many([Start(noop, n) for n in range(3)])
         link.errors = [data_error()]
         pick._stopping = True
-        await pick._pick_and_report_missed({"default": 10}, {"default": 0})
+        await pick._pick_and_notify_of_missed_rows({"default": 10}, {"default": 0})
         assert claimed.claims.qsize() == 1
 
 
@@ -274,7 +274,7 @@ async def test_a_row_that_a_postponed_head_unblocks_is_woken(dsn: str, schema: s
     async with Durable(dsn, schema=schema) as app, picking(app) as (pick, link, claimed):
         await insert_a_first_row_that_is_blocked(app, dsn, schema)
         link.errors = [data_error(), data_error()]
-        await pick._pick_and_report_missed({"default": 10}, {"default": 0})
+        await pick._pick_and_notify_of_missed_rows({"default": 10}, {"default": 0})
         assert claimed.woken.get_nowait() == "other"
 
 
@@ -283,15 +283,15 @@ async def test_the_floors_of_a_slow_pick_are_sent_with_the_next(
 ) -> None:
     """They are kept with the duration of the statement."""
     updates: list[tuple[PickResult, str | None, float]] = []
-    monkeypatch.setattr(ScanPositions, "update", lambda _, *arguments: updates.append(arguments))
+    monkeypatch.setattr(PickScanPositions, "update_from_pick", lambda _, *arguments: updates.append(arguments))
     async with Durable(dsn, schema=schema) as app, picking(app) as (pick, link, _):
-        monkeypatch.setattr(ScanPositions, "pick_argument", lambda *_: "{}")
+        monkeypatch.setattr(PickScanPositions, "to_pick_argument", lambda *_: "{}")
 
         async def wait() -> None:
             await asyncio.sleep(0.02)
 
         link.meanwhile = wait
-        picked = await pick._claim_rows({"default": 1})
+        picked = await pick._pick_and_start_claims({"default": 1})
         ((result, sent, seconds),) = updates
         assert result is picked
         assert sent == "{}"

@@ -76,11 +76,13 @@ class Planning:
             events=events,
         )
         for queue in self.slots.queues.values():
-            queue.reset_for_pick()
+            queue.reset_and_get_expected_rows()
 
     def plan(self, *unmet: UnmetDemand, claims: Iterable[Claim] = (), **result: Any) -> None:
         """A pick from both queues was answered."""
-        self.picker._plan_next_pick({"a": 2, "b": 3}, PickResult(list(claims), list(unmet), **result))
+        demands, picked = {"a": 2, "b": 3}, PickResult(list(claims), list(unmet), **result)
+        self.picker._plan_next_pick_and_notify_if_full(demands, picked)
+        self.picker._emit_pick_events(demands, picked)
 
 
 def claim(number: int, queue: str) -> Claim:
@@ -218,7 +220,7 @@ async def test_rows_that_a_pick_was_woken_for_and_did_not_find_are_reported() ->
         ({"a": 0, "b": 0}, []),
         ({"a": 2, "b": 3}, [claim(1, "a"), claim(2, "b"), claim(3, "b"), claim(4, "b")]),
     ]:
-        p.picker._report_missed_rows(expected, PickResult(claims, unmet))
+        p.picker._notify_of_missed_rows(expected, PickResult(claims, unmet))
     assert p.around.missed == ["a"]
 
 
@@ -255,22 +257,22 @@ async def test_the_events_of_a_pick() -> None:
 async def test_the_arguments_of_a_pick() -> None:
     """Free slots are sent only if rows are claimed ahead of them; the number of crashed rows always is."""
     p = Planning()
-    worker, queues, demands, known, lease, scan_positions, fair, free, crashed, last_chance = p.picker._pick_statement(
-        {"a": 2, "b": 3}, "{}"
-    ).args
+    worker, queues, demands, known, lease, scan_positions, fair, free, crashed, last_chance = (
+        p.picker._make_pick_statement({"a": 2, "b": 3}, "{}").args
+    )
     assert (worker, queues, demands, known) == ("w", ["a", "b"], [2, 3], ["noop/1/run"])
     assert (lease, scan_positions, fair, free) == (WorkerOptions().lease_ttl.total_seconds(), "{}", None, None)
     assert (crashed, last_chance) == (1, True)
-    p.around.crashed.add(claim(1, "a"))
+    p.around.crashed.add_claim(claim(1, "a"))
     p.slots.queues["b"].running = 1
-    assert p.picker._pick_statement({"a": 2, "b": 3}, None).args[7:] == ([2, 2], 0, False)
+    assert p.picker._make_pick_statement({"a": 2, "b": 3}, None).args[7:] == ([2, 2], 0, False)
 
 
 async def test_a_pick_sends_the_group_that_was_served_last() -> None:
     """Only for fair queues."""
     p = Planning(queues={"a": Queue(2, fair_by="tenant"), "b": 3})
     demands = {"a": 2, "b": 3}
-    assert p.picker._pick_statement(demands, None).args[6] == '{"a":["tenant",null]}'
+    assert p.picker._make_pick_statement(demands, None).args[6] == '{"a":["tenant",null]}'
     p.link.answer = PickResult([], [nothing_in("a"), nothing_in("b")], last_groups={"a": "tenant/acme"})
-    await p.picker._claim_rows(demands)
-    assert p.picker._pick_statement(demands, None).args[6] == '{"a":["tenant","tenant/acme"]}'
+    await p.picker._pick_and_start_claims(demands)
+    assert p.picker._make_pick_statement(demands, None).args[6] == '{"a":["tenant","tenant/acme"]}'

@@ -207,10 +207,10 @@ async def test_one_round_visits_all_gates(dsn: str, schema: str, monkeypatch: py
         assert await r.e.rows.count("blocked_on is not null") == 0
         assert sorted(set(r.told.woken)) == [("default", 1), ("other", 1)]
         assert {event.queue for event in r.e.seen.of(RowsUnblocked)} == {"default", "other"}
-        assert r.count("unblock_missed") == 3  # two full batches, and one that finds no gate
+        assert r.count("unblock_missed_rows") == 3  # two full batches, and one that finds no gate
         await r.reaper.run_once()
-        assert r.count("unblock_missed") == 4
-        assert await r.reaper._unblock_batch(2, 0) == 0  # the runner does not continue: the round does
+        assert r.count("unblock_missed_rows") == 4
+        assert await r.reaper._unblock_gate_batch(2, 0) == 0  # the runner does not continue: the round does
 
 
 async def test_a_round_goes_on_where_the_last_one_ended(dsn: str, schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,7 +220,7 @@ async def test_a_round_goes_on_where_the_last_one_ended(dsn: str, schema: str, m
     async with reaping(dsn, schema) as r:
         await blocked(r, "a", "b", "c")
         await r.reaper.run_once()
-        assert r.count("unblock_missed") == 2
+        assert r.count("unblock_missed_rows") == 2
         assert await r.e.rows.count("blocked_on is not null") == 1
         await r.reaper.run_once()
         assert await r.e.rows.count("blocked_on is not null") == 0

@@ -155,7 +155,7 @@ async def test_cancel_requests_are_read_when_the_notifier_says_so(dsn: str, sche
     async with opened(dsn, schema) as e, e.worker(hold, **LAZY) as worker:
         active = await hold_a_step(e, worker)
         await e.rows.fetch("update @.instances set cancel_reason = 'enough'")
-        runtime_of(worker).apply_pending_cancel_requests()
+        runtime_of(worker).check_cancel_requests_soon()
         await until(lambda: active.cancel_reason == "enough")
 
 

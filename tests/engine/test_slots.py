@@ -60,13 +60,13 @@ class Track:
                 self.slots.stopping = True  # its loop would never run another claim
             raise
 
-    def handle_engine_error(self, active: ActiveClaim, error: BaseException) -> None:
+    def log_engine_error_and_postpone(self, active: ActiveClaim, error: BaseException) -> None:
         self.errors.append((active.claim.id, repr(error)))
 
     def release_unstarted(self, claims: list[ActiveClaim]) -> None:
         self.released += [active.claim.id for active in claims]
 
-    def handle_cancellation_by_other_code(self, active: ActiveClaim) -> None:
+    def recover_from_cancellation_by_other_code(self, active: ActiveClaim) -> None:
         self.errors.append((active.claim.id, "cancelled"))
 
     async def take(self, *ids: int, priority: int = 0) -> list[ActiveClaim]:
@@ -208,7 +208,7 @@ async def test_a_buffered_claim_starts_without_a_slot_to_be_cancelled() -> None:
     """It runs at once, out of the buffer, and neither takes a slot nor frees one when it ends."""
     track = Track()
     *_, third, _fourth = await track.take(1, 2, 3, 4)
-    track.slots.start_cancelled_claim(third)
+    track.slots.start_cancel_of_buffered_claim(third)
     await settled()
     assert track.begun == [1, 2, 3]
     assert (track.queue.running, len(track.queue.buffer)) == (2, 1)
@@ -251,7 +251,7 @@ async def test_claims_that_do_not_start_in_time_stop_the_claiming_ahead_of_short
     track.queue.adapt_prefetch(clock.now)
     assert track.queue.prefetch > 0
     third.start_by = 0.0
-    track.slots._release_overdue(track.queue)
+    track.slots._release_overdue_claims(track.queue)
     assert (track.released, track.queue.prefetch) == ([3], 0)
 
 
@@ -267,7 +267,7 @@ async def test_one_timer_serves_the_buffer_and_is_set_for_the_claim_that_is_due_
     third.start_by, fourth.start_by, fifth.start_by = 0.0, clock.now + 2000, clock.now + 1000
     track.queue.buffer.pop()
     began = asyncio.get_running_loop().time()
-    track.slots._release_overdue(track.queue)
+    track.slots._release_overdue_claims(track.queue)
     assert (track.released, list(track.queue.buffer)) == ([3], [fourth, fifth])
     assert track.queue.release_timer is not timer
     assert track.queue.release_timer is not None
@@ -370,16 +370,16 @@ def test_a_full_queue_picks_no_fewer_rows_than_half_its_prefetch() -> None:
 def test_a_pick_answers_all_reasons_for_it() -> None:
     """A new queue has a reason, but expects no row."""
     queue = QueueSlots(2, None)
-    assert (queue.has_work, queue.reset_for_pick()) == (True, 0)
-    assert (queue.has_work, queue.reset_for_pick()) == (False, 0)
+    assert (queue.has_work, queue.reset_and_get_expected_rows()) == (True, 0)
+    assert (queue.has_work, queue.reset_and_get_expected_rows()) == (False, 0)
     queue.expected, queue.due_at = 3, 5.0
-    assert queue.reset_for_pick() == 3
+    assert queue.reset_and_get_expected_rows() == 3
     assert (queue.expected, queue.due_at) == (0, NEVER)
 
 
 async def test_a_free_slot_is_a_reason_to_pick_if_rows_wait_for_one() -> None:
     track = Track()
-    track.queue.reset_for_pick()
+    track.queue.reset_and_get_expected_rows()
     await track.take(1, 2)
     await track.end(1)
     assert not track.queue.has_work
@@ -391,22 +391,22 @@ async def test_a_free_slot_is_a_reason_to_pick_if_rows_wait_for_one() -> None:
 async def test_the_picker_is_woken_for_the_row_that_is_due_next(clock: Clock) -> None:
     """Not for later rows. Rows of other queues are due for other workers, which are woken."""
     track = Track(clock=clock)
-    track.slots.schedule_pick("q", 5.0)
+    track.slots.schedule_pick_or_wake("q", 5.0)
     assert (track.queue.due_at, track.slots.changed.is_set()) == (105.0, True)
     track.slots.changed.clear()
-    track.slots.schedule_pick("q", 7.0)
+    track.slots.schedule_pick_or_wake("q", 7.0)
     assert (track.queue.due_at, track.slots.changed.is_set()) == (105.0, False)
-    track.slots.schedule_pick("q", 3.0)
+    track.slots.schedule_pick_or_wake("q", 3.0)
     assert (track.queue.due_at, track.slots.changed.is_set()) == (103.0, True)
     assert track.woken == []
-    track.slots.schedule_pick("elsewhere", 1.0)
+    track.slots.schedule_pick_or_wake("elsewhere", 1.0)
     assert (track.woken, track.queue.due_at) == (["elsewhere"], 103.0)
 
 
 async def test_a_request_for_picks_wakes_the_picker_for_every_queue() -> None:
     track = Track()
-    track.queue.reset_for_pick()
-    track.slots.request_picks()
+    track.queue.reset_and_get_expected_rows()
+    track.slots.request_pick_of_every_queue()
     assert track.queue.has_work
     assert track.slots.changed.is_set()
 

@@ -141,7 +141,7 @@ async def test_the_end_waits_for_side_connections_that_are_being_closed(dsn: str
         side = SlowCommitConnections(services_of(app).connection_target, 2)
         async with side.acquire() as one, side.acquire() as two:
             await asyncio.gather(one.connect(), two.connect())
-        cast(Any, side)._close_idle()
+        cast(Any, side)._close_idle_connections()
         closing = [task for task in asyncio.all_tasks() if task.get_name() == "gen_durable close"]
         assert len(closing) == 2
         closing[0].cancel()

@@ -88,7 +88,7 @@ def room(dsn: str, schema: str) -> Callable[[], Any]:
         try:
             yield one
         finally:
-            await link.run(one.calls.unblock_missed(None, 10))
+            await link.run(one.calls.unblock_missed_rows(None, 10))
             await link.close()
 
     return made

@@ -36,7 +36,7 @@ async def test_it_waits_also_for_tasks_that_a_task_has_spawned() -> None:
 
     tasks.spawn(first())
     async with asyncio.timeout(10):
-        await tasks.wait()
+        await tasks.wait_until_empty()
     assert ended == ["first", "second"]
 
 
@@ -46,10 +46,10 @@ async def test_it_waits_no_longer_than_its_timeout_and_not_less() -> None:
     task = tasks.spawn(asyncio.Event().wait())  # type: ignore[arg-type]
     began = time.monotonic()
     async with asyncio.timeout(10):
-        await tasks.wait(0.05)
+        await tasks.wait_until_empty(0.05)
     assert time.monotonic() - began >= 0.05
     assert tasks.running == {task}
     tasks.cancel_all()
     async with asyncio.timeout(10):
-        await tasks.wait(5)
+        await tasks.wait_until_empty(5)
     assert task.cancelled()

@@ -152,7 +152,7 @@ async def test_a_step_ends_its_claim_and_wakes_others(dsn: str, schema: str) -> 
     in_step: list[bool] = []
     async with executing(dsn, schema) as o:
         active = await o.claim(go_on)
-        encoded, result = await soon(o.executor.execute(active))
+        encoded, result = await soon(o.executor.execute_and_commit(active))
         assert (result, encoded.commit.kind) == (CommitResult.COMMITTED, "next")
         assert 0 <= encoded.commit.took < 10
         assert (in_step, active.is_in_step, o.is_in_transaction) == ([True], False, False)
@@ -172,9 +172,9 @@ async def test_a_step_that_raises_leaves_no_transaction(dsn: str, schema: str) -
     async with executing(dsn, schema) as o:
         active = await o.claim(fail)
         with pytest.raises(TransactionalStepRaised, match="ValueError: no"):
-            await soon(o.executor.execute(active))
+            await soon(o.executor.execute_and_commit(active))
         assert (active.is_in_step, o.is_in_transaction) == (False, False)
-        await soon(o.executor.execute(active := await o.claim(done)))
+        await soon(o.executor.execute_and_commit(active := await o.claim(done)))
         assert await o.end(active) == Finished(active.claim.id, "done")
 
 
@@ -191,13 +191,13 @@ async def test_a_step_that_is_interrupted_leaves_no_transaction(dsn: str, schema
     async with executing(dsn, schema) as o:
         active = await o.claim(wait)
         active.claim.is_interrupted = True
-        task = asyncio.create_task(o.executor.execute(active))
+        task = asyncio.create_task(o.executor.execute_and_commit(active))
         await soon(entered.wait())
         task.cancel()
         await asyncio.wait([task], timeout=10)
         assert task.cancelled()
         assert (active.is_in_step, o.is_in_transaction) == (True, False)
-        await soon(o.executor.execute(active := await o.claim(done)))
+        await soon(o.executor.execute_and_commit(active := await o.claim(done)))
         assert await o.end(active) == Finished(active.claim.id, "done")
 
 
@@ -207,7 +207,7 @@ async def test_a_flush_that_is_interrupted_leaves_no_transaction(dsn: str, schem
         active = await o.claim(done)
         async with o.e.rows.connection.transaction():
             await o.e.rows.fetch("select from @.instances for update")
-            task = asyncio.create_task(o.executor.execute(active))
+            task = asyncio.create_task(o.executor.execute_and_commit(active))
             # Not pg_stat_activity, which a transaction reads only once.
             blocked = "select from pg_locks where not granted and pg_backend_pid() = any (pg_blocking_pids(pid))"
             await o.e.rows.when(lambda: o.e.rows.value(f"select exists ({blocked})"))
@@ -216,7 +216,7 @@ async def test_a_flush_that_is_interrupted_leaves_no_transaction(dsn: str, schem
             await asyncio.wait([task], timeout=10)
         assert task.cancelled()
         assert o.executor._connections[0]._current is None
-        await soon(o.executor.execute(active))
+        await soon(o.executor.execute_and_commit(active))
         assert await o.end(active) == Finished(active.claim.id, "done")
 
 
@@ -235,7 +235,7 @@ async def test_an_outcome_that_does_not_count_is_rolled_back(dsn: str, schema: s
 
     async with executing(dsn, schema) as o:
         active = await o.claim(write)
-        assert (await soon(o.executor.execute(active)))[1] is result
+        assert (await soon(o.executor.execute_and_commit(active)))[1] is result
         assert not o.is_in_transaction
         assert await o.e.rows.value("select to_regclass('@.written')") is None
         assert (await o.e.rows.row(active.claim.id))["seq"] == 0
@@ -254,7 +254,7 @@ async def test_an_outcome_that_names_an_undeclared_limit_is_no_error_of_the_step
     """It is not flushed again here: the claim runner puts the claim back. The transaction is rolled back."""
     async with executing(dsn, schema) as o:
         with pytest.raises(UnusableLimit, match="Unknown limit 'unknown'"):
-            await soon(o.executor.execute(await o.claim(go_to_unknown_limit)))
+            await soon(o.executor.execute_and_commit(await o.claim(go_to_unknown_limit)))
         assert (o.statements.flushes, o.is_in_transaction, o.notifications.published) == (1, False, [])
 
 
@@ -262,7 +262,7 @@ async def test_an_outcome_that_is_refused_is_not_flushed_again(dsn: str, schema:
     """The same flush would be refused again. The transaction is rolled back."""
     async with executing(dsn, schema) as o:
         with pytest.raises(TransactionalStepRaised) as raised:
-            await soon(o.executor.execute(await o.claim(change_isolation)))
+            await soon(o.executor.execute_and_commit(await o.claim(change_isolation)))
         assert isinstance(raised.value.error, OutcomeRejected)
         assert "the transaction is repeatable read" in str(raised.value.error)
         assert (o.statements.flushes, o.is_in_transaction, o.notifications.published) == (1, False, [])
@@ -276,7 +276,7 @@ async def test_a_serialization_failure_is_not_flushed_again(dsn: str, schema: st
             with pytest.raises(
                 TransactionalStepRaised, match=f"refused the outcome of instance {active.claim.id}: .*40001"
             ):
-                await soon(o.executor.execute(active))
+                await soon(o.executor.execute_and_commit(active))
         assert o.statements.flushes == 1
 
 
@@ -292,12 +292,12 @@ async def test_a_flush_that_may_succeed_later_is_tried_again(
         began = time.monotonic()
         async with refusing(o.e, "55P03", times):
             if times == 2:
-                await soon(o.executor.execute(active))
+                await soon(o.executor.execute_and_commit(active))
             else:
                 with pytest.raises(
                     TransactionalStepRaised, match=f"refused the outcome of instance {active.claim.id}: .*55P03"
                 ):
-                    await soon(o.executor.execute(active))
+                    await soon(o.executor.execute_and_commit(active))
             assert time.monotonic() - began >= 0.14
         assert o.statements.flushes == 3
 
@@ -310,7 +310,7 @@ async def test_a_step_whose_statement_failed_is_told_so(dsn: str, schema: str) -
 
     async with executing(dsn, schema) as o:
         with pytest.raises(TransactionalStepRaised) as raised:
-            await soon(o.executor.execute(await o.claim(abort)))
+            await soon(o.executor.execute_and_commit(await o.claim(abort)))
         assert isinstance(raised.value.error, InvalidOutcome)
         assert "failed and aborted its transaction: put a savepoint around" in str(raised.value.error)
 
@@ -352,7 +352,7 @@ async def test_without_a_connection_there_is_a_pause_after_each_try(
     name = Scripted.__gen_durable__.name
     claim = Claim(7, name, 1, "write", "null", 0, 1, 0, "default", 0, None, None, None, None)
     active = ActiveClaim(claim, registry.get(name, 1, "write"), time.monotonic())
-    task = asyncio.create_task(executor.execute(active))
+    task = asyncio.create_task(executor.execute_and_commit(active))
     assert await until_logged(caplog, "instance 7: no connection for its transaction") == 1
     task.cancel()
     await asyncio.wait([task])

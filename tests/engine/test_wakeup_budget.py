@@ -10,26 +10,26 @@ def count_picks(budget: WakeupBudget, start: float, seconds: float, per_second: 
     moments = set[float]()
     for n in range(int(seconds * per_second)):
         now = start + n / per_second
-        pick_at = budget.reserve(now)
+        pick_at = budget.reserve_pick_time(now)
         assert now <= pick_at <= now + 1 / PICKS_PER_SECOND + 1e-9
         moments.add(pick_at)
         if finds and pick_at == now:
-            budget.add_find()
+            budget.refill_after_find()
     return len(moments)
 
 
 def test_a_burst_and_then_a_steady_pace() -> None:
     budget = WakeupBudget(100.0)
-    assert [budget.reserve(100.0) for _ in range(int(BURST))] == [100.0] * int(BURST)
-    assert budget.reserve(100.0) > 100.0
+    assert [budget.reserve_pick_time(100.0) for _ in range(int(BURST))] == [100.0] * int(BURST)
+    assert budget.reserve_pick_time(100.0) > 100.0
     assert count_picks(budget, 100.0, 10.0, 10_000) <= 10.0 * PICKS_PER_SECOND + 1
 
 
 def test_the_burst_comes_back_with_time() -> None:
     budget = WakeupBudget(0.0)
     count_picks(budget, 0.0, 1.0, 1000)
-    assert budget.reserve(1.001) > 1.001
-    assert [budget.reserve(10.0) for _ in range(int(BURST))] == [10.0] * int(BURST)
+    assert budget.reserve_pick_time(1.001) > 1.001
+    assert [budget.reserve_pick_time(10.0) for _ in range(int(BURST))] == [10.0] * int(BURST)
 
 
 def test_messages_that_lead_to_rows_are_never_put_off() -> None:
@@ -39,7 +39,7 @@ def test_messages_that_lead_to_rows_are_never_put_off() -> None:
 def test_a_find_pays_for_some_picks_only() -> None:
     budget = WakeupBudget(0.0)
     for _ in range(int(BURST) + 1):
-        budget.reserve(0.0)
-    budget.add_find()
+        budget.reserve_pick_time(0.0)
+    budget.refill_after_find()
     later = 1 / PICKS_PER_SECOND + 1e-6
-    assert sum(budget.reserve(later) == later for _ in range(100)) <= PICKS_PER_FIND + 1
+    assert sum(budget.reserve_pick_time(later) == later for _ in range(100)) <= PICKS_PER_FIND + 1

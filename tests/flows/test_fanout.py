@@ -30,7 +30,7 @@ from gen_durable import (
     step,
 )
 from gen_durable.core.services import services_of
-from gen_durable.engine import many_children, outcome_encoder
+from gen_durable.engine import outcome_encoder, single_outcome_flusher
 from gen_durable.engine.committer import CommitResult, Committer
 from gen_durable.engine.slow_commit_connections import SlowCommitConnections
 from gen_durable.errors import TooLarge
@@ -246,7 +246,9 @@ async def written(link: PersistentConnection, app: Durable, commit: Commit) -> F
         with contextlib.suppress(asyncpg.LockNotAvailableError):
             return await link.run_in_transaction(
                 functools.partial(
-                    many_children.flush_in_transaction, statements=services_of(app).statements, commit=commit
+                    single_outcome_flusher.flush_outcome_and_children,
+                    statements=services_of(app).statements,
+                    commit=commit,
                 )
             )
 
@@ -255,7 +257,7 @@ async def test_two_fan_outs_with_the_same_keys_do_not_deadlock(
     dsn: str, schema: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They take their keys in one order, across all parts: one waits for the other."""
-    monkeypatch.setattr(many_children, "INSERT_BATCH", 10)
+    monkeypatch.setattr(single_outcome_flusher, "INSERT_BATCH", 10)
     async with Durable(dsn, schema=schema) as app:
         for _ in range(3):
             one, two = await claimed(app), await claimed(app)
@@ -329,7 +331,7 @@ async def test_large_children_go_in_statements_of_bounded_size(
 ) -> None:
     """Fewer children than one statement may have, but too large together: they go in parts, in one transaction."""
     monkeypatch.setattr(outcome_encoder, "CHUNK_BYTES", 5000)
-    monkeypatch.setattr(many_children, "INSERT_BYTES", 5000)
+    monkeypatch.setattr(single_outcome_flusher, "INSERT_BYTES", 5000)
     sent: list[int] = []
     insert_started_instances = StatementBuilder.insert_started_instances
 

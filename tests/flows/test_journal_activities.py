@@ -246,6 +246,6 @@ async def test_the_results_of_one_visit_are_bounded(open_app: Opening, monkeypat
 
 
 def test_the_pauses_between_attempts_grow_up_to_half_a_minute() -> None:
-    pauses = [step_journal._default_backoff(attempt).total_seconds() for attempt in range(1, 30)]
+    pauses = [step_journal._default_activity_backoff(attempt).total_seconds() for attempt in range(1, 30)]
     assert 0.05 <= pauses[0] <= 0.4
     assert 15 <= pauses[-1] <= 45

@@ -44,7 +44,7 @@ async def test_gc_allocated_insert(exploring: Exploring, calls: StatementBuilder
 
     async with exploring() as explorer:
         report = await explorer.explore(
-            DRAWN, [calls.gc_allocated_ids(10)], [insert(calls)], used_or_forgotten, errors=USED_BEFORE, begin=True
+            DRAWN, [calls.gc_unused_ids(10)], [insert(calls)], used_or_forgotten, errors=USED_BEFORE, begin=True
         )
     assert report.faults == []
     assert len(report.ends) == 2
@@ -52,9 +52,9 @@ async def test_gc_allocated_insert(exploring: Exploring, calls: StatementBuilder
 
 async def test_without_the_check_an_id_is_used_by_both(exploring: Exploring, calls: StatementBuilder) -> None:
     """Taken out: the second call collides with the row of the first, or uses an id that was forgotten."""
-    unchecked = Cure("take_allocated_ids", "taken <> cardinality(ids)", "false")
+    unchecked = Cure("use_up_allocated_ids", "taken <> cardinality(ids)", "false")
     async with exploring(unchecked) as explorer:
-        report = await explorer.explore(DRAWN, [calls.gc_allocated_ids(10)], [insert(calls)], check_unused, begin=True)
+        report = await explorer.explore(DRAWN, [calls.gc_unused_ids(10)], [insert(calls)], check_unused, begin=True)
     assert report.faults != []
 
 

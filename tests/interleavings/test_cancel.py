@@ -19,7 +19,7 @@ from gen_durable.store.types import Commit, OutgoingSignal
 def cancelling(calls: StatementBuilder, *ids: int, cascade: bool = True) -> list[Statement[Any]]:
     """Cancel, and carry on once."""
     first: Statement[Any] = calls.cancel([(i, None) for i in ids], "why", cascade=cascade)
-    return [first, calls.cascade(100, None)] if cascade else [first]
+    return [first, calls.cancel_listed_descendants(100, None)] if cascade else [first]
 
 
 def verdict(side: list[Any]) -> str:
@@ -146,7 +146,9 @@ async def test_cascade_join(exploring: Exploring, calls: StatementBuilder) -> No
         assert (end.rows[2]["status"], end.rows[3]["status"]) == ("done", "cancelled")
 
     async with exploring() as explorer:
-        report = await explorer.explore(LISTED, [calls.cascade(9, None)], [calls.flush([LAST])], either)
+        report = await explorer.explore(
+            LISTED, [calls.cancel_listed_descendants(9, None)], [calls.flush([LAST])], either
+        )
     assert report.faults == []
 
 
@@ -197,14 +199,14 @@ async def test_a_cancel_without_a_join_is_found(exploring: Exploring, calls: Sta
     cure = Cure(
         "end_or_request_cancel",
         "select released.woken_queues, released.cascade_origins into woken_queues, cascade_origins\n    "
-        "from @schema.wake_parents(ended) as released;",
+        "from @schema.count_ended_children_and_wake_parents(ended) as released;",
         "null;",
     )
     async with exploring(cure) as explorer:
         report = await explorer.explore(
             FAMILY, cancelling(calls, 3, cascade=False), [calls.flush([LAST])], lambda _: None, first_fault=True
         )
-    assert ["wrong_join_count" in fault.problem for fault in report.faults] == [True]
+    assert ["wrong_children_pending" in fault.problem for fault in report.faults] == [True]
 
 
 async def test_cancel_pick(exploring: Exploring, calls: StatementBuilder) -> None:
@@ -237,7 +239,7 @@ HEAD = instance(1, partition_key="k", eligible_at=seconds(-9)) + instance(
 def admitting(calls: StatementBuilder) -> list[Statement[Any]]:
     """The part of a pick that finds out whether row 2 may run, and blocks it if not."""
     text = (
-        "select allowed from @schema.admit_rows_by_partition(array("
+        "select allowed from @schema.admit_or_block_rows_by_partition(array("
         "select i.ctid from @schema.instances i where i.id = 2 for no key update), '{}', '{}', 10)"
     )
     return [Statement(calls.schema.render(text), (), list)]
@@ -354,7 +356,9 @@ async def test_cascade_cascade(exploring: Exploring, calls: StatementBuilder) ->
         assert sum(side[0].requested for side in (end.left, end.right)) == 1
 
     async with exploring() as explorer:
-        report = await explorer.explore(LISTED, [calls.cascade(9, None)], [calls.cascade(9, 1)], once)
+        report = await explorer.explore(
+            LISTED, [calls.cancel_listed_descendants(9, None)], [calls.cancel_listed_descendants(9, 1)], once
+        )
     assert report.faults == []
 
 
@@ -376,5 +380,7 @@ async def test_cascade_flush_of_a_child_that_spreads(exploring: Exploring, calls
 
     spread = Commit(2, 1, 0, "children", step="t", extra=json.dumps({"children": [CHILD]}))
     async with exploring() as explorer:
-        report = await explorer.explore(given, [calls.cascade(9, None)], [calls.flush([spread])], over)
+        report = await explorer.explore(
+            given, [calls.cancel_listed_descendants(9, None)], [calls.flush([spread])], over
+        )
     assert report.faults == []

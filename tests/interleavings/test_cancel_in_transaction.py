@@ -16,7 +16,12 @@ from gen_durable.store.caller_statements import CallerStatementBuilder
 from gen_durable.store.statements import Statement, StatementBuilder
 from gen_durable.store.types import Commit
 
-QUIET = ("end_or_request_cancel", "cascade", "wake_parents", "unblock_partitions")
+QUIET = (
+    "end_or_request_cancel",
+    "cancel_listed_descendants",
+    "count_ended_children_and_wake_parents",
+    "unblock_partition_rows",
+)
 """What happens in them happens under locks that were taken before, or that nobody else asks for."""
 
 
@@ -24,7 +29,7 @@ def guest_cancel(calls: StatementBuilder, target: int) -> list[Statement[Any]]:
     """The caller's transaction; then a worker carries on."""
     return [
         CallerStatementBuilder(calls).cancel(target, None, "why", cascade=True, notify=False),
-        calls.cascade(9, target),
+        calls.cancel_listed_descendants(9, target),
     ]
 
 
@@ -79,7 +84,7 @@ async def test_guest_cancel_pick_of_a_head(exploring: Exploring, calls: Statemen
 
 
 async def test_without_the_listed_gates_a_row_is_stranded(exploring: Exploring, calls: StatementBuilder) -> None:
-    cure = Cure("cascade", "gates := gates || outcome.freed_gates;", "gates := outcome.freed_gates;")
+    cure = Cure("cancel_listed_descendants", "gates := gates || outcome.freed_gates;", "gates := outcome.freed_gates;")
     async with exploring(cure, quiet=QUIET) as explorer:
         report = await explorer.explore(
             HEAD, guest_cancel(calls, 1), admitting(calls), lambda _: None, first_fault=True

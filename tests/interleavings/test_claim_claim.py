@@ -102,9 +102,9 @@ TRY_LOCK = """
 @pytest.mark.parametrize(
     "cure",
     [
-        pytest.param(Cure("admit_rows_by_partition", TRY_LOCK, "select"), id="no-lock-of-the-key"),
+        pytest.param(Cure("admit_or_block_rows_by_partition", TRY_LOCK, "select"), id="no-lock-of-the-key"),
         pytest.param(
-            Cure("admit_rows_by_partition", "not key_state.is_busy and candidate.id", "candidate.id"),
+            Cure("admit_or_block_rows_by_partition", "not key_state.is_busy and candidate.id", "candidate.id"),
             id="no-look-at-who-executes",
         ),
     ],
@@ -119,7 +119,9 @@ async def test_without_its_cure_two_claims_collide(exploring: Exploring, calls: 
 async def test_without_the_head_check_order_breaks(exploring: Exploring, calls: StatementBuilder) -> None:
     """Without the look at who comes before, a later row of the key runs first, or two of them."""
     cure = Cure(
-        "admit_rows_by_partition", "(not key_state.is_busy and candidate.id = key_state.head)", "not key_state.is_busy"
+        "admit_or_block_rows_by_partition",
+        "(not key_state.is_busy and candidate.id = key_state.head)",
+        "not key_state.is_busy",
     )
     async with exploring(cure) as explorer:
         report = await explorer.explore(PAIR, [picks(calls, "a", 2)], [picks(calls, "b")], head_only, first_fault=True)
@@ -223,5 +225,7 @@ async def test_sweep_pick(exploring: Exploring, calls: StatementBuilder) -> None
         assert end.rows[2]["status"] == "runnable"
 
     async with exploring() as explorer:
-        report = await explorer.explore(given, [calls.unblock_missed(None, 10)], [picks(calls, "b", 2)], first_goes)
+        report = await explorer.explore(
+            given, [calls.unblock_missed_rows(None, 10)], [picks(calls, "b", 2)], first_goes
+        )
     assert report.faults == []

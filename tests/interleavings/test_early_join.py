@@ -86,7 +86,7 @@ async def test_without_its_round_a_late_end_is_counted(exploring: Exploring, cal
     def waits(end: End) -> None:
         assert (end.rows[1]["status"], end.rows[1]["children_pending"]) == ("awaiting_children", 1)
 
-    cure = Cure("wake_parents", "parent.round = round_ends.parent_round and ")
+    cure = Cure("count_ended_children_and_wake_parents", "parent.round = round_ends.parent_round and ")
     for cures, faults in (((), 0), ((cure,), 1)):
         async with exploring(*cures) as explorer:
             report = await explorer.explore(
@@ -102,7 +102,7 @@ async def test_without_its_round_a_late_end_is_counted(exploring: Exploring, cal
 async def test_without_its_status_a_late_end_wakes_again(exploring: Exploring, calls: StatementBuilder) -> None:
     """A parent that has gone on and parked elsewhere would be made runnable by the rest of its children."""
     given = parent(1, pending=2, children_needed=1) + child(2) + child(3)
-    cure = Cure("wake_parents", " and parent.status = 'awaiting_children'")
+    cure = Cure("count_ended_children_and_wake_parents", " and parent.status = 'awaiting_children'")
     async with exploring(cure) as explorer:
         report = await explorer.explore(
             given, [calls.flush([ends(2)])], [calls.flush([ends(3)])], opened, first_fault=True

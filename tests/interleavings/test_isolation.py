@@ -112,7 +112,7 @@ async def test_a_strict_cancel_meets_a_pick_at_its_gate(
             admitting(calls),
             goes_on,
             errors=SERIALIZATION,
-            then="select @schema.cascade(9, 1)",
+            then="select @schema.cancel_listed_descendants(9, 1)",
             levels=(level, READ_COMMITTED),
         )
     assert report.faults == []

@@ -17,7 +17,7 @@ from gen_durable.store.types import Commit, LimitAnswer
 
 DONE = Commit(1, 1, 0, "done")
 # No partition keys here, except where it is said.
-NOT_HERE = ["admit_rows_by_partition", "unblock_partitions", "unblock_rate", "keys_of_limits"]
+NOT_HERE = ["admit_or_block_rows_by_partition", "unblock_partition_rows", "unblock_rate_rows", "keys_of_limits"]
 
 
 def slots(count: int) -> str:
@@ -94,7 +94,7 @@ POLICY = "perform from @schema.gate_locks lock where lock.id >= 2048 order by lo
     [
         pytest.param(Cure("flush", "more := @schema.unblock(freed_gates, true);"), id="no-hand-over"),
         pytest.param(Cure("unblock", WAIT, "null;"), id="no-lock-of-the-gate"),
-        pytest.param(Cure("admit_rows_by_limit", GATE, "select"), id="no-lock-of-the-gate-in-the-pick"),
+        pytest.param(Cure("admit_or_block_rows_by_limit", GATE, "select"), id="no-lock-of-the-gate-in-the-pick"),
     ],
 )
 async def test_without_its_cure_a_row_is_stranded_at_a_slot(
@@ -123,7 +123,7 @@ async def test_pick_pick_of_one_slot(exploring: Exploring, calls: StatementBuild
 
 
 async def test_without_the_gate_two_take_one_slot(exploring: Exploring, calls: StatementBuilder) -> None:
-    async with exploring(Cure("admit_rows_by_limit", GATE, "select"), quiet=NOT_HERE) as explorer:
+    async with exploring(Cure("admit_or_block_rows_by_limit", GATE, "select"), quiet=NOT_HERE) as explorer:
         report = await explorer.explore(TWO, [picks(calls, "a")], [picks(calls, "b")], not_above(1), first_fault=True)
     assert len(report.faults) == 1
 
@@ -137,14 +137,14 @@ def one_token(end: End) -> None:
 
 async def test_grant_grant_of_a_cold_bucket(exploring: Exploring, calls: StatementBuilder) -> None:
     """Two pickers at a bucket that nobody has used: its tokens are granted once."""
-    async with exploring(quiet=[*NOT_HERE, "unblock", "unblock_slots"]) as explorer:
+    async with exploring(quiet=[*NOT_HERE, "unblock", "unblock_slot_rows"]) as explorer:
         report = await explorer.explore(TOKENS, [picks(calls, "a")], [picks(calls, "b")], one_token)
     assert report.faults == []
 
 
 async def test_without_the_gate_a_token_is_granted_twice(exploring: Exploring, calls: StatementBuilder) -> None:
-    cure = Cure("admit_rows_by_limit", GATE, "select")
-    async with exploring(cure, quiet=[*NOT_HERE, "unblock", "unblock_slots"]) as explorer:
+    cure = Cure("admit_or_block_rows_by_limit", GATE, "select")
+    async with exploring(cure, quiet=[*NOT_HERE, "unblock", "unblock_slot_rows"]) as explorer:
         report = await explorer.explore(TOKENS, [picks(calls, "a")], [picks(calls, "b")], one_token, first_fault=True)
     assert len(report.faults) == 1
 
@@ -167,7 +167,7 @@ async def test_policy_pick_fewer_slots(exploring: Exploring, calls: StatementBui
 async def test_without_the_lock_of_the_policy_a_pick_goes_by_the_old_one(
     exploring: Exploring, calls: StatementBuilder
 ) -> None:
-    cure = Cure("lock_limit_gates", POLICY)
+    cure = Cure("reblock_rows_and_lock_limit_gates", POLICY)
     async with exploring(cure, quiet=[*NOT_HERE, "reapply_limit"]) as explorer:
         report = await explorer.explore(
             FEWER, [changes(calls, 1)], [picks(calls, "b", 2)], new_policy, first_fault=True
@@ -192,7 +192,7 @@ async def test_policy_pick_more_slots(exploring: Exploring, calls: StatementBuil
 async def test_without_the_lock_of_the_policy_rows_are_left_behind(
     exploring: Exploring, calls: StatementBuilder
 ) -> None:
-    cure = Cure("lock_limit_gates", POLICY)
+    cure = Cure("reblock_rows_and_lock_limit_gates", POLICY)
     async with exploring(cure, quiet=[*NOT_HERE, "reapply_limit"]) as explorer:
         report = await explorer.explore(MORE, [changes(calls, 3)], [picks(calls, "b", 2)], all_free, first_fault=True)
     assert len(report.faults) == 1
@@ -224,17 +224,19 @@ def faster(calls: StatementBuilder) -> Statement[Any]:
 
 async def test_policy_sweep(exploring: Exploring, calls: StatementBuilder) -> None:
     """The sweep tells a row its moment while the policy is changed: it is told by the new one in the end."""
-    async with exploring(quiet=["unblock_slots", "reapply_limit"]) as explorer:
-        report = await explorer.explore(TOLD, [faster(calls)], [calls.unblock_missed(None, 10)], told_anew)
+    async with exploring(quiet=["unblock_slot_rows", "reapply_limit"]) as explorer:
+        report = await explorer.explore(TOLD, [faster(calls)], [calls.unblock_missed_rows(None, 10)], told_anew)
     assert report.faults == []
 
 
 async def test_without_the_lock_of_the_policy_the_sweep_tells_by_the_old_one(
     exploring: Exploring, calls: StatementBuilder
 ) -> None:
-    async with exploring(Cure("lock_limit_gates", POLICY), quiet=["unblock_slots", "reapply_limit"]) as explorer:
+    async with exploring(
+        Cure("reblock_rows_and_lock_limit_gates", POLICY), quiet=["unblock_slot_rows", "reapply_limit"]
+    ) as explorer:
         report = await explorer.explore(
-            TOLD, [faster(calls)], [calls.unblock_missed(None, 10)], told_anew, first_fault=True
+            TOLD, [faster(calls)], [calls.unblock_missed_rows(None, 10)], told_anew, first_fault=True
         )
     assert len(report.faults) == 1
 
@@ -285,7 +287,7 @@ async def test_enter_enter_for_a_token(exploring: Exploring, calls: StatementBui
         assert len(insiders(end)) + len(taken(end.right)) <= 1
 
     given = rate(3600, 1) + executing(1) + executing(2) + instance(3, rate_key="r")
-    async with exploring(quiet=[*NOT_HERE, "unblock", "unblock_slots"]) as explorer:
+    async with exploring(quiet=[*NOT_HERE, "unblock", "unblock_slot_rows"]) as explorer:
         for other in (enters(calls, 2, 8, "r"), picks(calls, "b")):
             report = await explorer.explore(given, [enters(calls, 1, 7, "r")], [other], once)
             assert report.faults == []
@@ -326,14 +328,14 @@ DEAD = slots(1) + executing(1, slot_key="l", lease_expires_at=seconds(-1), eligi
 
 async def test_reap_pick(exploring: Exploring, calls: StatementBuilder) -> None:
     """The reaper frees a slot, and does not wait for a pick that blocks a row for it: the next sweep lets it back."""
-    async with exploring(quiet=[*NOT_HERE, "reap", "wake_parents"]) as explorer:
+    async with exploring(quiet=[*NOT_HERE, "reap", "count_ended_children_and_wake_parents"]) as explorer:
         report = await explorer.explore(
             DEAD,
             [calls.reap(10, 1)],
             [picks(calls, "b")],
             handed_over,
             begin=True,
-            then="select @schema.unblock_missed(null, 10)",
+            then="select @schema.unblock_missed_rows(null, 10)",
         )
     assert report.faults == []
 
@@ -343,7 +345,9 @@ async def test_sweep_pick_of_a_slot(exploring: Exploring, calls: StatementBuilde
     given = slots(1) + waiting(1, 1, blocked_on="slot/l") + waiting(2, 2)
 
     async with exploring(quiet=NOT_HERE) as explorer:
-        report = await explorer.explore(given, [calls.unblock_missed(None, 10)], [picks(calls, "b", 2)], not_above(1))
+        report = await explorer.explore(
+            given, [calls.unblock_missed_rows(None, 10)], [picks(calls, "b", 2)], not_above(1)
+        )
     assert report.faults == []
 
 
@@ -362,7 +366,9 @@ def slot_passes_on(end: End) -> None:
 
 async def test_flush_of_a_slot_and_a_row_whose_key_is_busy(exploring: Exploring, calls: StatementBuilder) -> None:
     """The slot is kept for a row that can be picked; the pick finds that its partition key is busy: another gets it."""
-    async with exploring(quiet=["unblock_partitions", "unblock_rate", "admit_rows_by_limit"]) as explorer:
+    async with exploring(
+        quiet=["unblock_partition_rows", "unblock_rate_rows", "admit_or_block_rows_by_limit"]
+    ) as explorer:
         report = await explorer.explore(KEYED, [calls.flush([DONE])], [picks(calls, "b", 2)], slot_passes_on)
     assert report.faults == []
 
@@ -371,12 +377,15 @@ async def test_flush_of_a_slot_and_a_row_whose_key_is_busy(exploring: Exploring,
     "cure",
     [
         pytest.param(
-            Cure("admit_rows_by_partition", "woken_queues := woken_queues || @schema.unblock(slot_gates, false);"),
+            Cure(
+                "admit_or_block_rows_by_partition",
+                "woken_queues := woken_queues || @schema.unblock(slot_gates, false);",
+            ),
             id="no-hand-over",
         ),
         pytest.param(
             Cure(
-                "admit_rows_by_partition",
+                "admit_or_block_rows_by_partition",
                 """
         select from @schema.gate_locks lock where lock.id = @schema.gate_lock_id(wanted.gate)
         for no key update skip locked""",
@@ -389,7 +398,9 @@ async def test_flush_of_a_slot_and_a_row_whose_key_is_busy(exploring: Exploring,
 async def test_without_its_cure_a_busy_key_keeps_a_slot(
     exploring: Exploring, calls: StatementBuilder, cure: Cure
 ) -> None:
-    async with exploring(cure, quiet=["unblock_partitions", "unblock_rate", "admit_rows_by_limit"]) as explorer:
+    async with exploring(
+        cure, quiet=["unblock_partition_rows", "unblock_rate_rows", "admit_or_block_rows_by_limit"]
+    ) as explorer:
         report = await explorer.explore(
             KEYED, [calls.flush([DONE])], [picks(calls, "b", 2)], slot_passes_on, first_fault=True
         )

@@ -100,7 +100,7 @@ ROWS: dict[str, tuple[str, Any]] = {
         executing(1, awaits=["go"]) + executing(2, awaits=["go"]) + signal(7, 1) + signal(8, 2),
         lambda calls: Statement(
             calls.schema.render(
-                "select * from @schema.reject_unreadable_signals('{1,2}', '{1,1}', '{7,8}', '{a,b}', '{f,f}')"
+                "select * from @schema.reject_signals_and_release_claims('{1,2}', '{1,1}', '{7,8}', '{a,b}', '{f,f}')"
             ),
             (),
             list,

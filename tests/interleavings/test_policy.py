@@ -50,7 +50,9 @@ async def test_policy_cancel(exploring: Exploring, calls: StatementBuilder) -> N
         instance(i, rate_key="r", eligible_at=seconds(-9), token_at=seconds(600)) for i in (1, 2)
     )
     text = calls.schema.render("select changed, woken_queues from @schema.set_limit('r', 'rate', null, 1800, 1, null)")
-    async with exploring(quiet=[*NOT_HERE, "unblock", "unblock_slots", "set_limit", "wake_parents"]) as explorer:
+    async with exploring(
+        quiet=[*NOT_HERE, "unblock", "unblock_slot_rows", "set_limit", "count_ended_children_and_wake_parents"]
+    ) as explorer:
         report = await explorer.explore(
             given, [Statement(text, (), list)], [calls.cancel([(1, None)], "why", cascade=False)], over
         )
@@ -66,7 +68,9 @@ async def test_reapply_cancel(exploring: Exploring, calls: StatementBuilder) -> 
 
     given = rate(3600, 1) + instance(1, rate_key="r", eligible_at=seconds(-9), token_at=seconds(600))
     reapplies: Statement[Any] = Statement(calls.schema.render("select @schema.reapply_limit('r')"), (), list)
-    async with exploring(quiet=[*NOT_HERE, "unblock", "unblock_slots", "wake_parents"]) as explorer:
+    async with exploring(
+        quiet=[*NOT_HERE, "unblock", "unblock_slot_rows", "count_ended_children_and_wake_parents"]
+    ) as explorer:
         report = await explorer.explore(given, [reapplies], [calls.cancel([(1, None)], "why", cascade=False)], over)
     assert report.faults == []
 
@@ -78,7 +82,7 @@ async def test_declare_declare(exploring: Exploring, calls: StatementBuilder) ->
         assert sum(isinstance(answer, asyncpg.PostgresError) for answer in (*end.left, *end.right)) == 1
 
     text = calls.schema.render("select changed, woken_queues from @schema.set_limit('l', 'rate', null, 1, 1, null)")
-    async with exploring(quiet=[*NOT_HERE, "reapply_limit", "lock_limit_gates"]) as explorer:
+    async with exploring(quiet=[*NOT_HERE, "reapply_limit", "reblock_rows_and_lock_limit_gates"]) as explorer:
         report = await explorer.explore(
             "select 1;\n", [changes(calls, 1)], [Statement(text, (), list)], one_is_refused, errors=frozenset({"GD005"})
         )
@@ -93,7 +97,7 @@ async def test_removal_declare(exploring: Exploring, calls: StatementBuilder) ->
         assert answer["changed"] == (end.commits == "AB"), "the call that created the limit did not say so"
 
     removes: list[Statement[Any]] = [calls.remove_limit("l")]
-    async with exploring(quiet=[*NOT_HERE, "reapply_limit", "lock_limit_gates"]) as explorer:
+    async with exploring(quiet=[*NOT_HERE, "reapply_limit", "reblock_rows_and_lock_limit_gates"]) as explorer:
         report = await explorer.explore(slots(1), removes, [changes(calls, 1)], in_order)
     assert report.faults == []
 
@@ -104,7 +108,7 @@ async def test_sweep_sweep(exploring: Exploring, calls: StatementBuilder) -> Non
     def one(end: End) -> None:
         assert sum(end.rows[i]["blocked_on"] is None for i in (1, 2)) == 1
 
-    both: list[Statement[Any]] = [calls.unblock_missed(None, 10)]
+    both: list[Statement[Any]] = [calls.unblock_missed_rows(None, 10)]
     async with exploring(quiet=NOT_HERE) as explorer:
         report = await explorer.explore(slots(1) + waiting(1, 2, blocked_on="slot/l"), both, both, one)
     assert report.faults == []

@@ -18,7 +18,7 @@ REJECTED = {"consumed": True, "rejection": "no", "rejected_by": ["old"], "dedup_
 
 
 def reject(calls: StatementBuilder) -> Statement[object]:
-    return SignalStatementBuilder(calls.schema).reject_unreadable_signals(1, 1, [7], ["no"], "old")
+    return SignalStatementBuilder(calls.schema).reject_signals_and_release_claims(1, 1, [7], ["no"], "old")
 
 
 def woken(end: End) -> None:
@@ -37,7 +37,9 @@ async def test_reject_deliver(exploring: Exploring, calls: StatementBuilder) -> 
 
 async def test_without_the_lock_a_signal_is_slept_on(exploring: Exploring, calls: StatementBuilder) -> None:
     cure = Cure(
-        "reject_unreadable_signals", "where i.id = any (ids) order by i.id for no key update", "where i.id = any (ids)"
+        "reject_signals_and_release_claims",
+        "where i.id = any (ids) order by i.id for no key update",
+        "where i.id = any (ids)",
     )
     async with exploring(cure) as explorer:
         report = await explorer.explore(

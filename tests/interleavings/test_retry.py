@@ -86,7 +86,7 @@ LISTED = (
     + "insert into @schema.cascades (parent_id, first_round, last_round, origin, reason)"
     " values (1, 0, 1, 1, 'why');"
 )
-QUIET = ("unblock", "wake_parents", "insert_started_instances", "end_or_request_cancel")
+QUIET = ("unblock", "count_ended_children_and_wake_parents", "insert_started_instances", "end_or_request_cancel")
 SPREAD = Commit(1, 3, 1, "children", step="t", extra=json.dumps({"children": [CHILD]}))
 
 
@@ -99,7 +99,7 @@ async def test_retry_cascade(exploring: Exploring, calls: StatementBuilder) -> N
     given = ended(1, status="cancelled", round=1, ago=1) + LISTED
     retry = InstanceAdminStatementBuilder(calls.schema).retry(1, None)
     async with exploring(quiet=QUIET) as explorer:
-        report = await explorer.explore(given, [retry], [calls.cascade(9, None)], both)
+        report = await explorer.explore(given, [retry], [calls.cancel_listed_descendants(9, None)], both)
     assert report.faults == []
 
 
@@ -113,7 +113,11 @@ async def test_spawn_cascade(exploring: Exploring, calls: StatementBuilder) -> N
     given = executing(1, claims=3, seq=1, round=1) + LISTED
     async with exploring(quiet=QUIET) as explorer:
         report = await explorer.explore(
-            given, [calls.flush([SPREAD])], [calls.cascade(2, None)], apart, then="select @schema.cascade(9, null)"
+            given,
+            [calls.flush([SPREAD])],
+            [calls.cancel_listed_descendants(2, None)],
+            apart,
+            then="select @schema.cancel_listed_descendants(9, null)",
         )
     assert report.faults == []
     assert report.schedules > 20
@@ -125,13 +129,13 @@ async def test_a_cascade_that_is_bound_to_no_round_cancels_the_next(
     """The children of the new round are cancelled for what was done to the old one."""
     given = executing(1, claims=3, seq=1, round=1) + LISTED
     cure = Cure(
-        "cascade",
+        "cancel_listed_descendants",
         "child.parent_round between entry.first_round and entry.last_round",
         "child.parent_round >= entry.first_round",
     )
     async with exploring(cure, quiet=QUIET) as explorer:
         report = await explorer.explore(
-            given, [calls.flush([SPREAD])], [calls.cascade(9, None)], apart, first_fault=True
+            given, [calls.flush([SPREAD])], [calls.cancel_listed_descendants(9, None)], apart, first_fault=True
         )
     assert len(report.faults) == 1
 

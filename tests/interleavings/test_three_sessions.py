@@ -31,8 +31,9 @@ from gen_durable.store.types import Commit, OutgoingSignal
 
 WAITS = "where parent.id = any (parents) order by parent.id for no key update skip locked"
 BACKGROUND = (
-    "select @schema.cascade(9, null); select @schema.reap(10, null); select @schema.cascade(9, null);"
-    "select @schema.unblock_missed(null, 10);"
+    "select @schema.cancel_listed_descendants(9, null); select @schema.reap(10, null);"
+    " select @schema.cancel_listed_descendants(9, null);"
+    "select @schema.unblock_missed_rows(null, 10);"
 )
 
 
@@ -110,7 +111,10 @@ def parent_cancelled(end: End) -> None:
 
 def flush_reap_cancel(kind: str, target: int, max_crashes: int | None) -> Scenario:
     def sides(calls: StatementBuilder) -> Sequence[Sequence[Call]]:
-        cancels: list[Call] = [calls.cancel([(target, None)], "why", cascade=True), calls.cascade(9, None)]
+        cancels: list[Call] = [
+            calls.cancel([(target, None)], "why", cascade=True),
+            calls.cancel_listed_descendants(9, None),
+        ]
         return [[calls.flush([OUTCOMES[kind]])], [calls.reap(10, max_crashes)], cancels]
 
     return Scenario(HELD, sides, child_cancelled if target == 2 else parent_cancelled)
@@ -319,16 +323,16 @@ CURES = {
     ),
     "signal-without-lock": ("signal-park-reap", Cure("signal", LOCK, LOCK.removesuffix(" for no key update"))),
     "retry-without-lock": ("join-retry-gc", Cure("retry", "\n  order by i.id for no key update;", ";")),
-    "pick-without-lock-of-the-policy": ("pick-pick-fewer-slots", Cure("lock_limit_gates", POLICY)),
+    "pick-without-lock-of-the-policy": ("pick-pick-fewer-slots", Cure("reblock_rows_and_lock_limit_gates", POLICY)),
     "pick-that-is-not-told": (
         "pick-pick-rate",
         Cure(
-            "admit_rows_by_limit",
+            "admit_or_block_rows_by_limit",
             "coalesce(jsonb_object_agg(locked.gate, true), '{}')",
             "jsonb_object_agg(locked.gate, true)",
         ),
     ),
-    "pick-without-lock-of-the-gate": ("pick-pick-rate", Cure("admit_rows_by_limit", GATE, "select")),
+    "pick-without-lock-of-the-gate": ("pick-pick-rate", Cure("admit_or_block_rows_by_limit", GATE, "select")),
 }
 
 

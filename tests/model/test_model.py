@@ -80,7 +80,7 @@ class Histories(RuleBasedStateMachine):
 
     def check_and_advance(self) -> None:
         """Carry cascades on, as workers do."""
-        while self.store.run(self.store.calls.cascade(100, None)).more:
+        while self.store.run(self.store.calls.cancel_listed_descendants(100, None)).more:
             pass
 
     # Instances come.

@@ -172,13 +172,13 @@ async def test_sqlalchemy_reports_each_commit_once(
 ) -> None:
     """However many calls the transaction has, and however long it takes: no check has to come first."""
     reports: list[object] = []
-    check_soon = CallerTransactionWatcher.check_soon
+    check_transactions_soon = CallerTransactionWatcher.check_transactions_soon
 
     def report(watcher: CallerTransactionWatcher, committing: object = None) -> None:
         reports.append(committing)
-        check_soon(watcher, committing)
+        check_transactions_soon(watcher, committing)
 
-    monkeypatch.setattr(CallerTransactionWatcher, "check_soon", report)
+    monkeypatch.setattr(CallerTransactionWatcher, "check_transactions_soon", report)
     async with listening(dsn, schema) as ear, CONNECTIONS[kind](dsn, schema) as caller:
         async with caller.transaction(commit=True):
             await caller.insert(echo, "in", queue="first")

@@ -78,7 +78,7 @@ def test_an_id_is_used_by_the_login_that_drew_it(dsn: str, schema: str) -> None:
             with psycopg.connect(dsns[login], autocommit=True) as stranger:
                 with pytest.raises(psycopg.errors.InsufficientPrivilege):
                     stranger.execute(f"insert into {schema}.allocated_ids (id) values (1)")
-                for hidden in ("take_allocated_ids('{1}')", "draw_ids(1)", "discard_allocated_id('{}')"):
+                for hidden in ("use_up_allocated_ids('{1}')", "draw_unused_ids(1)", "discard_allocated_id('{}')"):
                     with pytest.raises(psycopg.errors.InsufficientPrivilege):
                         stranger.execute(f"select {schema}.{hidden}")
 

@@ -78,7 +78,7 @@ def test_no_role_can_lock_a_row_of_the_locks(bare_schema: str, own_logins: dict[
                 "lock table {}.gate_locks in row exclusive mode",
                 "lock table {}.migrations in share row exclusive mode",
                 "delete from {}.gate_locks",
-                "select {}.lock_limit_gates('slow')",
+                "select {}.reblock_rows_and_lock_limit_gates('slow')",
             ):
                 connection.execute("begin")
                 with pytest.raises(psycopg.errors.InsufficientPrivilege):

@@ -25,7 +25,7 @@ from gen_durable.engine.wakeup_budget import BURST, PICKS_PER_FIND, PICKS_PER_SE
 from gen_durable.store.statements import StatementBuilder
 
 COUNT = 50_000
-CALLS = ("pick", "cancel_requests_of", "cascade")
+CALLS = ("pick", "cancel_requests_of", "cancel_listed_descendants")
 SEND = "select pg_notify($1, payload) from unnest($2::text[]) as payload"
 
 
@@ -154,7 +154,7 @@ async def test_a_flood_costs_a_bounded_number_of_statements(
                 tracemalloc.stop()
             assert sent["pick"] <= BURST + took * PICKS_PER_SECOND + 2 * PICKS_PER_FIND
             assert sent["cancel_requests_of"] <= 2 + took / CHECK_SECONDS
-            assert sent["cascade"] <= 2 + took / REQUEST_SECONDS
+            assert sent["cancel_listed_descendants"] <= 2 + took / REQUEST_SECONDS
             assert most_tasks <= 20
             assert grown < 4_000_000
             stop.may_end.set()

@@ -18,7 +18,7 @@ from gen_durable.core.services import services_of
 from gen_durable.errors import ConfigError
 from gen_durable.operations import reencrypt as module
 from gen_durable.operations.reencrypt import ReencryptProgress, reencrypt
-from gen_durable.store.payloads import PAYLOAD_TABLES, PayloadStatementBuilder, Replacement
+from gen_durable.store.payloads import PAYLOAD_TABLES, PayloadReplacement, PayloadStatementBuilder
 
 OLD, BOTH, NEW = aes("k1"), aes("k1", "k2", write="k2"), aes("k2")
 
@@ -118,17 +118,17 @@ async def test_a_locked_or_changed_row_is_left_alone(engine: Opening) -> None:
         first, _ = await e.app.insert_many([Start(echo, Secret("1")), Start(echo, Secret("2"))])
         statements = PayloadStatementBuilder(services_of(e.app).schema)
         pool = services_of(e.app).pool
-        page = await pool.run(statements.page("instances", None, 10, None))
-        both = [Replacement(row.key, row.instance, row.payloads[0].text, '"new"') for row in page]
+        page = await pool.run(statements.payloads_page("instances", None, 10, None))
+        both = [PayloadReplacement(row.key, row.instance, row.payloads[0].text, '"new"') for row in page]
         async with e.rows.connection.transaction():
             await e.rows.fetch("select from @.instances where id = $1 for update", first.id)
-            result = await soon(pool.run(statements.replace("instances", "state", both)))
+            result = await soon(pool.run(statements.replace_payloads("instances", "state", both)))
             assert (result.written, result.busy) == (1, [first.id])
-        result = await pool.run(statements.replace("instances", "state", both))
+        result = await pool.run(statements.replace_payloads("instances", "state", both))
         assert (result.written, result.busy) == (1, [])  # the second had changed
-        assert await pool.run(statements.page("instances", page[0].key, 10, [first.id])) == []
+        assert await pool.run(statements.payloads_page("instances", page[0].key, 10, [first.id])) == []
         with pytest.raises(Exception, match=r"no payload is in instances\.fsm"):
-            await pool.run(statements.replace("instances", "fsm", both))
+            await pool.run(statements.replace_payloads("instances", "fsm", both))
         await e.rows.fetch("delete from @.instances")
 
 
@@ -137,10 +137,10 @@ async def test_a_running_instance_is_not_written(engine: Opening) -> None:
     async with engine(codec=OLD) as e:
         handle = await e.app.insert(echo, Secret("1"))
         statements, pool = PayloadStatementBuilder(services_of(e.app).schema), services_of(e.app).pool
-        (row,) = await pool.run(statements.page("instances", None, 10, None))
+        (row,) = await pool.run(statements.payloads_page("instances", None, 10, None))
         await e.rows.fetch("update @.instances set status = 'executing', lease_expires_at = now(), locked_by = 'w'")
-        given = [Replacement(row.key, row.instance, row.payloads[0].text, '"new"')]
-        result = await pool.run(statements.replace("instances", "state", given))
+        given = [PayloadReplacement(row.key, row.instance, row.payloads[0].text, '"new"')]
+        result = await pool.run(statements.replace_payloads("instances", "state", given))
         assert (result.written, result.busy) == (0, [handle.id])
         await e.rows.fetch("delete from @.instances")
 
@@ -155,8 +155,8 @@ async def test_rows_of_one_instance_are_told_apart(engine: Opening) -> None:
             handle.id,
         )
         statements, pool = PayloadStatementBuilder(services_of(e.app).schema), services_of(e.app).pool
-        given = [Replacement([str(handle.id), "2"], handle.id, "1", "2")]
-        assert (await pool.run(statements.replace("transitions", "state", given))).written == 1
+        given = [PayloadReplacement([str(handle.id), "2"], handle.id, "1", "2")]
+        assert (await pool.run(statements.replace_payloads("transitions", "state", given))).written == 1
         stored = await e.rows.fetch("select state::text from @.transitions order by seq")
         assert [row[0] for row in stored] == ["1", "2"]
         await e.rows.fetch("delete from @.transitions")

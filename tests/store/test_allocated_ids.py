@@ -138,8 +138,8 @@ def test_unused_ids_are_forgotten_after_a_day(store: Store) -> None:
     """And cannot be used any more. Younger ones stay, whatever their place."""
     ids = draw(store, 4)
     store.sql("update @schema.allocated_ids set allocated_at = now() - interval '25 hours' where id <> $1", ids[1])
-    assert store.run(store.calls.gc_allocated_ids(2)) == 1
-    assert store.run(store.calls.gc_allocated_ids(100)) == 2
+    assert store.run(store.calls.gc_unused_ids(2)) == 1
+    assert store.run(store.calls.gc_unused_ids(100)) == 2
     assert drawn(store) == [ids[1]]
     with pytest.raises(asyncpg.PostgresError, match="not drawn by this login"):
         insert(store, [ids[0]])
@@ -155,7 +155,7 @@ def test_the_collector_waits_for_no_insert(store: Store, dsn: str) -> None:
     try:
         other.given("begin")
         assert insert(other, [one])[0].new
-        assert store.run(store.calls.gc_allocated_ids(10)) == 0
+        assert store.run(store.calls.gc_unused_ids(10)) == 0
     finally:
         other.given("rollback")
         other.close()

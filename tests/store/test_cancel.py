@@ -27,7 +27,7 @@ def carry_on(store: Store, batch: int = 1000) -> tuple[int, int]:
     """Cancel what is listed, to the end: how many were ended, how many asked to stop."""
     total = (0, 0)
     for _ in range(1000):
-        done = store.run(store.calls.cascade(batch, None))
+        done = store.run(store.calls.cancel_listed_descendants(batch, None))
         total = (total[0] + done.ended, total[1] + done.requested)
         if not done.more:
             return total
@@ -249,7 +249,7 @@ def test_a_child_that_somebody_holds_is_left_to_the_next_turn(store: Store, dsn:
     other.given("begin")
     other.signal(send(2))
     cancel(store, 1)
-    done = store.run(store.calls.cascade(1000, 1))
+    done = store.run(store.calls.cancel_listed_descendants(1000, 1))
     assert (done.ended, done.more) == (2, True)
     assert status(store, 2, 3, 4) == ["awaiting_signal", "cancelled", "cancelled"]
     other.given("commit")

@@ -52,12 +52,12 @@ def test_fifty_cascades_with_locked_children_do_not_hold_up_others(store: Store,
     family(store, range(1, 62), children=3)
     other.given("begin; select from @schema.instances where parent_id <= 60 for no key update")
     try:
-        batches = [store.run(store.calls.cascade(1000, None)) for _ in range(2)]
+        batches = [store.run(store.calls.cancel_listed_descendants(1000, None)) for _ in range(2)]
         assert [(batch.ended, batch.more) for batch in batches] == [(0, True), (3, True)]
         assert not [id_ for id_ in live(store) if id_ > 61_000]
     finally:
         other.given("rollback")
-    while store.run(store.calls.cascade(1000, None)).more:
+    while store.run(store.calls.cancel_listed_descendants(1000, None)).more:
         pass
     assert live(store) == []
 
@@ -68,14 +68,14 @@ def test_locked_children_do_not_hold_up_the_children_after_them(store: Store, ot
     family(store, range(1, 2), children=40)
     other.given("begin; select from @schema.instances where id between 1001 and 1020 for no key update")
     try:
-        batches = [store.run(store.calls.cascade(10, None)) for _ in range(6)]
+        batches = [store.run(store.calls.cancel_listed_descendants(10, None)) for _ in range(6)]
         assert sum(batch.ended for batch in batches) == 20
         assert live(store) == list(range(1001, 1021))
     finally:
         other.given("rollback")
     (entry,) = store.sql("select * from @schema.cascades")
     assert min(entry["after"], entry["first_skipped"] or 10_000) <= 1000 + 20
-    while store.run(store.calls.cascade(10, None)).more:
+    while store.run(store.calls.cancel_listed_descendants(10, None)).more:
         pass
     assert live(store) == []
 
@@ -87,11 +87,11 @@ def test_a_child_that_is_unlocked_late_is_not_forgotten(store: Store, other: Sto
     other.given("begin; select from @schema.instances where id = 1011 for no key update")
     try:
         for _ in range(5):
-            assert store.run(store.calls.cascade(7, None)).more
+            assert store.run(store.calls.cancel_listed_descendants(7, None)).more
         assert live(store) == [1011]
     finally:
         other.given("rollback")
-    while store.run(store.calls.cascade(7, None)).more:
+    while store.run(store.calls.cancel_listed_descendants(7, None)).more:
         pass
     assert live(store) == []
 
@@ -102,17 +102,17 @@ def test_a_refused_child_does_not_hold_up_the_others(store: Store) -> None:
     family(store, range(1, 3), children=20)
     store.given("update @schema.instances set metadata = '{\"bad\": 1}' where id in (1007, 2020)")
     refuse(store, "new.metadata ? 'bad'")
-    first = store.run(store.calls.cascade(1000, None))
+    first = store.run(store.calls.cancel_listed_descendants(1000, None))
     assert (first.ended, first.more, sorted(first.refused), first.refusal) == (38, True, [1007, 2020], "23514")
-    again = store.run(store.calls.cascade(1000, None))
+    again = store.run(store.calls.cancel_listed_descendants(1000, None))
     assert (again.ended, again.more, sorted(again.refused)) == (0, True, [1007, 2020])
     store.given("drop trigger refuse on @schema.instances")
-    assert (store.run(store.calls.cascade(1000, None)).ended, live(store)) == (2, [])
-    assert not store.run(store.calls.cascade(1000, None)).more
+    assert (store.run(store.calls.cancel_listed_descendants(1000, None)).ended, live(store)) == (2, [])
+    assert not store.run(store.calls.cancel_listed_descendants(1000, None)).more
 
 
 def test_a_gate_whose_row_is_refused_does_not_stop_a_cascade(store: Store) -> None:
-    """The row that waits behind a child cannot be changed: the child ends, and the row is left to unblock_missed."""
+    """The row that waits behind a child cannot be changed: the child ends, the row is left to unblock_missed_rows."""
     store.given(
         ended(1, round=1)
         + instance(2, parent_id=1, parent_round=1, partition_key="k", eligible_at=seconds(-9))
@@ -121,10 +121,10 @@ def test_a_gate_whose_row_is_refused_does_not_stop_a_cascade(store: Store) -> No
         + "(1, 0, 1, 1, 'why');"
     )
     refuse(store, "new.id = 3")
-    assert not store.run(store.calls.cascade(10, None)).more
+    assert not store.run(store.calls.cancel_listed_descendants(10, None)).more
     assert store.row(2)["status"] == "cancelled"
     store.given("drop trigger refuse on @schema.instances")
-    store.run(store.calls.unblock_missed(None, 10))
+    store.run(store.calls.unblock_missed_rows(None, 10))
     assert store.row(3)["blocked_on"] is None
 
 
@@ -138,5 +138,5 @@ def test_an_error_that_does_not_lie_in_a_row_fails_the_call(store: Store) -> Non
         create trigger refuse before update on @schema.instances for each row execute function @schema.refuse();
     """)
     with pytest.raises(Exception, match="deadlock"):
-        store.run(store.calls.cascade(10, None))
+        store.run(store.calls.cancel_listed_descendants(10, None))
     assert live(store) == [2]

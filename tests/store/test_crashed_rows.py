@@ -158,7 +158,7 @@ def test_they_keep_their_place_in_their_partition_key(store: Store) -> None:
     assert [row.id for row in reap(store, 10)] == [1]
     assert pick(store) == []
     assert columns(store, "blocked_on") == [("crashed/default",), ("partition/k",)]
-    store.run(store.calls.unblock_missed(None, 100))
+    store.run(store.calls.unblock_missed_rows(None, 100))
     assert pick(store) == []
     assert pick(store, crashed=1) == [1]
 
@@ -168,7 +168,7 @@ def test_a_slot_that_it_held_is_for_others(store: Store) -> None:
     store.given(executing(1, crashes=1, slot_key="stripe", **LATE) + instance(2, slot_key="stripe"))
     reap(store, 10)
     assert pick(store) == [2]
-    assert store.run(store.calls.unblock_missed(None, 100))[1] == []
+    assert store.run(store.calls.unblock_missed_rows(None, 100))[1] == []
     assert pick(store, crashed=1) == [1]
 
 
@@ -207,7 +207,7 @@ def test_a_limit_with_the_name_of_the_queue_does_not_unblock_them(store: Store) 
     store.run(store.calls.set_limit("default", Concurrency(5), declared=False))
     crashed(store, 1)
     crashed(store, 2, gate="last_chance")
-    assert store.run(store.calls.unblock_missed(None, 100))[1] == []
+    assert store.run(store.calls.unblock_missed_rows(None, 100))[1] == []
     assert columns(store, "blocked_on") == [("crashed/default",), ("last_chance/default",)]
 
 

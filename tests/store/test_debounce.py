@@ -114,7 +114,7 @@ def test_rows_behind_a_postponed_head_go_on(store: Store) -> None:
         + instance(2, eligible_at=seconds(-5), partition_key="p", blocked_on="partition/p")
     )
     assert call(store, 1).cascade_origin == 1
-    store.run(store.calls.cascade(10, 1))
+    store.run(store.calls.cancel_listed_descendants(10, 1))
     assert [claim.id for claim in store.pick().claims] == [2]
 
 

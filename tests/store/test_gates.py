@@ -53,7 +53,7 @@ def test_the_sweep_hands_over_what_the_reaper_could_not(store: Store, dsn: str) 
     finally:
         other.given("commit")
         other.close()
-    assert store.run(store.calls.unblock_missed(None, 10)) == (None, ["default"])
+    assert store.run(store.calls.unblock_missed_rows(None, 10)) == (None, ["default"])
     assert blocked(store) == []
 
 

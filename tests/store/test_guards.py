@@ -35,7 +35,7 @@ def test_the_oldest_of_the_list_come_first(store: Store) -> None:
     """A turn takes fifty: the fifty-first waits, however many come after it."""
     store.given("".join(ended(i) for i in range(1, 53)))
     store.given(CASCADE + "select i, 0, 1, i, 'why' from generate_series(1, 52) as i order by i")
-    store.run(store.calls.cascade(1000, None))
+    store.run(store.calls.cancel_listed_descendants(1000, None))
     assert [row["parent_id"] for row in store.sql("select * from @schema.cascades")] == [51, 52]
 
 
@@ -47,7 +47,7 @@ def test_a_marked_child_is_not_asked_again(store: Store) -> None:
         + CASCADE
         + "values (1, 0, 1, 1, 'why')"
     )
-    cascaded = store.run(store.calls.cascade(10, None))
+    cascaded = store.run(store.calls.cancel_listed_descendants(10, None))
     assert (cascaded.ended, cascaded.requested) == (0, 1)
     assert [store.row(i)["cancel_reason"] for i in (2, 3)] == ["before", "why"]
 
@@ -186,7 +186,7 @@ def test_a_pick_tells_the_nearest_of_the_rows_to_come(store: Store) -> None:
 def test_limits_are_listed_by_name(store: Store) -> None:
     for name in "bac":
         store.run(store.calls.set_limit(name, Concurrency(1), declared=False))
-    assert [limit.name for limit in store.run(store.calls.limits())] == list("abc")
+    assert [limit.name for limit in store.run(store.calls.limit_states())] == list("abc")
 
 
 def test_what_is_committed_already_is_not_asked_to_end(store: Store) -> None:
@@ -208,7 +208,7 @@ def test_of_a_long_line_the_first_is_told_of_the_next_token(store: Store) -> Non
         "insert into @schema.rate_buckets values ('r', now() + interval '2 hours');\n"
         + "".join(instance(i, rate_key="r", blocked_on="rate/r", eligible_at=seconds(i - 60)) for i in range(1, 9))
     )
-    store.run(store.calls.unblock_missed(None, 10))
+    store.run(store.calls.unblock_missed_rows(None, 10))
     assert [row["id"] for row in store.rows() if row["blocked_on"] is None] == [1]
 
 
@@ -256,7 +256,7 @@ def test_who_waits_behind_a_child_that_is_cancelled_is_let_go(store: Store) -> N
         + CASCADE
         + "values (1, 0, 1, 1, 'why')"
     )
-    store.run(store.calls.cascade(10, None))
+    store.run(store.calls.cancel_listed_descendants(10, None))
     assert (store.row(2)["status"], store.row(3)["blocked_on"]) == ("cancelled", None)
 
 

@@ -291,7 +291,7 @@ def test_limits_as_they_stand(store: Store) -> None:
     one_by_one(store, 3, limit=("l", "a"))
     one_by_one(store, 4, limit="r")
     store.pick()
-    rows = {(s.name, s.key): (s.taken, s.waiting) for s in store.run(store.calls.limits())}
+    rows = {(s.name, s.key): (s.taken, s.waiting) for s in store.run(store.calls.limit_states())}
     assert rows == {("l", "l/a"): (2, 1), ("r", "r"): (2, 2), ("unused", None): (0, 0)}
 
 

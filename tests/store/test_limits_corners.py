@@ -142,7 +142,7 @@ def test_the_sweep_does_not_fill_a_queue_that_nobody_serves(store: Store) -> Non
     store.given("".join(instance(i, slot_key="l", blocked_on="slot/l") for i in range(1, 21)))
     waiting = []
     for _ in range(4):
-        store.run(store.calls.unblock_missed(None, 10))
+        store.run(store.calls.unblock_missed_rows(None, 10))
         waiting.append(len(blocked(store)))
         store.sql("update @schema.instances set updated_at = now() - interval '6 seconds'")
     assert waiting == [15, 14, 13, 12]
@@ -157,7 +157,7 @@ def test_the_sweep_gets_past_unknown_rows(store: Store) -> None:
         )
         + "".join(instance(i, slot_key="l", blocked_on="slot/l", eligible_at=seconds(i - 50)) for i in range(4, 12))
     )
-    store.run(store.calls.unblock_missed(None, 10))
+    store.run(store.calls.unblock_missed_rows(None, 10))
     assert ids(store) == [4, 5, 6]
     store.flush(Commit(4, 1, 0, "done"))
     assert ids(store) == [7]

@@ -262,7 +262,7 @@ class World:
 
     def sweep(self) -> None:
         self.log.append("sweep")
-        self.store.run(self.store.calls.unblock_missed(None, 100))
+        self.store.run(self.store.calls.unblock_missed_rows(None, 100))
 
     def pass_by(self, seconds: float | None = None) -> None:
         seconds = seconds or self.rnd.choice([7, 25, 61, 601])

@@ -137,7 +137,7 @@ CASES = {
     "hand-over of a token": Case(
         RATE + many(2, 3, rate_key="r", blocked_on="rate/r"),
         ROW.format(2),
-        lambda s: (s.run(s.calls.unblock_missed(None, 10)), blocked(s))[1],
+        lambda s: (s.run(s.calls.unblock_missed_rows(None, 10)), blocked(s))[1],
         {2},
     ),
     "row of a changed limit": Case(
@@ -149,7 +149,7 @@ CASES = {
     "gate of a sweep": Case(
         SLOTS + many(2, 3, slot_key="l", blocked_on="slot/l"),
         GATE.format("slot/l"),
-        lambda s: (s.run(s.calls.unblock_missed(None, 10)), blocked(s))[1],
+        lambda s: (s.run(s.calls.unblock_missed_rows(None, 10)), blocked(s))[1],
         {2, 3},
     ),
     "beat": Case(
@@ -176,11 +176,11 @@ CASES = {
         lambda s: (s.run(s.calls.gc(1, 1, 1, 10)).deleted, [row["id"] for row in s.rows()]),
         (1, [1]),
     ),
-    "gc_kept_rows": Case(
+    "gc_rows_past_own_keep": Case(
         ended(1, keep_seconds=1) + ended(2, keep_seconds=1),
         ROW.format(1),
         lambda s: (
-            s.run(RetentionStatementBuilder(s.schema).gc_kept_rows(10)).deleted,
+            s.run(RetentionStatementBuilder(s.schema).gc_rows_past_own_keep(10)).deleted,
             [row["id"] for row in s.rows()],
         ),
         (1, [1]),
@@ -188,7 +188,7 @@ CASES = {
     "cascade of a list": Case(
         ended(1) + ended(2) + CASCADE + "(1, 1, 0, 1, 1, 'a'), (2, 2, 0, 1, 2, 'b');\n",
         "select from @schema.cascades where id = 1 for update",
-        lambda s: (s.run(s.calls.cascade(10, None)).more, len(s.sql("select from @schema.cascades"))),
+        lambda s: (s.run(s.calls.cancel_listed_descendants(10, None)).more, len(s.sql("select from @schema.cascades"))),
         (True, 1),
     ),
     "cascade of a child": Case(
@@ -199,19 +199,19 @@ CASES = {
         + CASCADE
         + "(1, 1, 0, 1, 1, 'a');\n",
         ROW.format(2),
-        lambda s: (s.run(s.calls.cascade(10, None)).ended, s.row(3)["status"]),
+        lambda s: (s.run(s.calls.cancel_listed_descendants(10, None)).ended, s.row(3)["status"]),
         (1, "cancelled"),
     ),
     "sweep of dead tickets": Case(
         executing(1, claims=2) + TICKET + "(7, 'l', 1, 1), (8, 'l', 1, 1);\n",
         "select from @schema.step_slots where ticket = 7 for update",
-        lambda s: (s.run(s.calls.unblock_missed(None, 10)), column(s, "ticket", "step_slots"))[1],
+        lambda s: (s.run(s.calls.unblock_missed_rows(None, 10)), column(s, "ticket", "step_slots"))[1],
         [7],
     ),
     "buckets": Case(
         "insert into @schema.rate_buckets select k, now() - interval '2 hours' from unnest('{a,b}'::text[]) k",
         "select from @schema.rate_buckets where key = 'a' for update",
-        lambda s: (s.run(s.calls.delete_full_buckets()), column(s, "key", "rate_buckets")),
+        lambda s: (s.run(s.calls.delete_full_rate_buckets()), column(s, "key", "rate_buckets")),
         (1, ["a"]),
     ),
     "report": Case(

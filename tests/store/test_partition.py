@@ -167,12 +167,12 @@ def test_the_sweep_finds_what_was_stranded(store: Store) -> None:
         "".join(instance(i, partition_key=f"k{i}", blocked_on=f"partition/k{i}") for i in (1, 2, 3))
         + executing(4, partition_key="k2")
     )
-    last, woken = store.run(store.calls.unblock_missed(None, 2))
+    last, woken = store.run(store.calls.unblock_missed_rows(None, 2))
     assert (last, woken, blocked(store)) == ("partition/k2", ["default"], [2, 3])
-    last, woken = store.run(store.calls.unblock_missed(last, 2))
+    last, woken = store.run(store.calls.unblock_missed_rows(last, 2))
     assert (last, woken, blocked(store)) == (None, ["default"], [2])
     before = store.sql("select xmin::text, ctid::text from @schema.instances order by id")
-    assert store.run(store.calls.unblock_missed(None, 10)) == (None, [])
+    assert store.run(store.calls.unblock_missed_rows(None, 10)) == (None, [])
     assert store.sql("select xmin::text, ctid::text from @schema.instances order by id") == before
 
 

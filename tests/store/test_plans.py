@@ -147,7 +147,7 @@ def listed(store: Store) -> Statement[Any]:
         "insert into @schema.cascades (parent_id, first_round, last_round, origin, reason)"
         " values (900000, 0, 1, 900000, 'no')"
     )
-    return store.calls.cascade(BATCH, None)
+    return store.calls.cancel_listed_descendants(BATCH, None)
 
 
 def step_status(instance: int) -> Callable[[Store], Statement[Any]]:
@@ -245,8 +245,8 @@ WORKS = {
         frozenset({"instances_finished", PKEY, INBOX, *JOURNAL, "retentions_pkey"}),
         16,
     ),
-    "gc_kept_rows": Work(
-        lambda s: RetentionStatementBuilder(s.schema).gc_kept_rows(BATCH),
+    "gc_rows_past_own_keep": Work(
+        lambda s: RetentionStatementBuilder(s.schema).gc_rows_past_own_keep(BATCH),
         frozenset({"instances_keep_passed", PKEY, INBOX, *JOURNAL}),
         16,
     ),

@@ -18,7 +18,7 @@ READS = {
     "list by metadata": lambda s: s.reads.list(encode_filters({"metadata": {"a": 1}}), None, 20, payloads=True),
     "count": lambda s: s.reads.count(encode_filters({"machine": "m"})),
     "checkpoint of one": lambda s: journal(s).checkpoint_of(1, None),
-    "limits": lambda s: s.calls.limits(),
+    "limits": lambda s: s.calls.limit_states(),
     "id of key": lambda s: s.calls.id_of_key(b"k"),
     "delete": lambda s: s.reads.delete_instance(1, None),
     "retry": lambda s: s.reads.retry(1, None),

@@ -1,4 +1,4 @@
-"""unblock_missed keeps up with 100,000 blocked keys, and locks only gates that seem to be free.
+"""unblock_missed_rows keeps up with 100,000 blocked keys, and locks only gates that seem to be free.
 
 Half of the keys are partition keys, half are partitions of a concurrency limit. A row of each key executes, except for
 a few keys, whose blocked rows a lost wake-up has left.
@@ -104,7 +104,7 @@ def test_gates_that_are_taken_are_not_locked(blocked: Store, kind: str) -> None:
     blocked.given("begin")
     try:
         before = counted(blocked)
-        blocked.run(blocked.calls.unblock_missed(f"{kind}/", UNBLOCK_BATCH))
+        blocked.run(blocked.calls.unblock_missed_rows(f"{kind}/", UNBLOCK_BATCH))
         after = counted(blocked)
         (locks,) = blocked.sql("select count(*) from @schema.gate_locks where xmax = pg_current_xact_id()::xid")
     finally:

@@ -15,7 +15,7 @@ REJECTED = {"consumed": True, "rejection": "no", "rejected_by": ["old"]}
 
 def reject(store: Store, *ids: int, target: int = 1, epoch: int = 1, mark: str = "old") -> RejectResult:
     calls = SignalStatementBuilder(store.schema)
-    return store.run(calls.reject_unreadable_signals(target, epoch, ids, [f"reason {n}" for n in ids], mark))
+    return store.run(calls.reject_signals_and_release_claims(target, epoch, ids, [f"reason {n}" for n in ids], mark))
 
 
 def retry(store: Store, mark: str = "new", *, batch: int = 100, after: tuple[int, int] = (0, 0)) -> RetryRejectedResult:

@@ -155,12 +155,12 @@ def test_a_retried_parent_is_not_followed_into_its_next_round(store: Store) -> N
     family = {"parent_id": 1, "parent_round": 1}
     store.given(parent(1, pending=2) + parked(2, **family) + parked(3, **family))
     store.run(store.calls.cancel([(1, None)], "why", cascade=True))
-    assert store.run(store.calls.cascade(1, None)).more
+    assert store.run(store.calls.cancel_listed_descendants(1, None)).more
     store.run(store.reads.retry(1, None))
     (claim,) = store.pick().claims
     child = {"fsm": "m", "version": 1, "step": "s", "state": {}, "queue": "default", "priority": 0, "delay": 0}
     store.flush(Commit(1, claim.epoch, claim.seq, "children", step="t", extra=json.dumps({"children": [child]})))
-    while store.run(store.calls.cascade(1, None)).more:
+    while store.run(store.calls.cancel_listed_descendants(1, None)).more:
         pass
     assert [(row["id"], row["status"]) for row in store.rows()] == [
         (1, "awaiting_children"), (2, "cancelled"), (3, "cancelled"), (101, "runnable"),

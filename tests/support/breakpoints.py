@@ -27,7 +27,7 @@ _STEERING = re.compile(
     r"|\binto (target_ids|live_ids, statuses|requested, workers_with_cancel_requests|marked|ending)\b"
     r"|^(parent_ids|parents|postponed|hidden_queues|listed_ids) := array"
     r"|^cascade_due :=|^select\s+array_agg\(\S+key_of_gate"
-    r"|^(gates_to_unblock := array|is_lost :=|woken_queues := woken_queues\s+\|\| \S+unblock_slots)"
+    r"|^(gates_to_unblock := array|is_lost :=|woken_queues := woken_queues\s+\|\| \S+unblock_slot_rows)"
     r"|^perform \S+keys_of_limits"
 )
 _HEADERS = {"if": "then", "elsif": "then", "while": "loop", "for": "loop", "declare": "begin"}

@@ -37,7 +37,7 @@ class Claimed:
     def notify_rows_not_found(self, queue: str) -> None:
         self.missed.append(queue)
 
-    def register(self, claim: Claim, leased_at: float) -> Claim:
+    def register_and_cancel_unawaited_children(self, claim: Claim, leased_at: float) -> Claim:
         self.leased_at = leased_at
         return claim
 

@@ -15,7 +15,7 @@ import pytest
 from tests.support.engine import BRIEF, Engine, Opening, seconds, soon
 
 from gen_durable import Context, Done, Durable, Finished, Machine, Outcome, Worker, step
-from gen_durable.engine.loop_monitor import LoopMonitor
+from gen_durable.engine.event_loop_monitor import EventLoopMonitor
 
 LEASE = BRIEF["lease_ttl"].total_seconds()
 came_back = threading.Event()
@@ -134,7 +134,7 @@ async def test_leases_end_when_the_loop_does_not_come_back(engine: Opening, dsn:
 
 async def test_a_process_that_was_stopped_has_not_blocked_its_loop() -> None:
     """The time between two looks counts only as far as looks are made."""
-    monitor = LoopMonitor(0.01, lambda _: None)
+    monitor = EventLoopMonitor(0.01, lambda _: None)
     assert monitor.measure_lag() == 0
     await asyncio.to_thread(came_back.wait, 0.05)  # the loop answers meanwhile
     assert monitor.measure_lag() == 0

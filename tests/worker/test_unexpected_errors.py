@@ -58,7 +58,9 @@ async def test_a_cascade_that_fails_says_so(
     engine: Opening, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The background task of a cascade does not end in silence."""
-    monkeypatch.setattr(StatementBuilder, "cascade", failing(StatementBuilder.cascade, 1))
+    monkeypatch.setattr(
+        StatementBuilder, "cancel_listed_descendants", failing(StatementBuilder.cancel_listed_descendants, 1)
+    )
     async with engine() as e:
         cascader = services_of(e.app).notifier.cascader
         cascader.start_cascade(7)

@@ -15,8 +15,8 @@ from typing import Any, TypeVar, cast
 
 from gen_durable import Context, Durable, ScheduleChildren, Start
 from gen_durable.core.services import services_of
-from gen_durable.engine.many_children import flush_in_transaction
 from gen_durable.engine.outcome_encoder import encode_outcome
+from gen_durable.engine.single_outcome_flusher import flush_outcome_and_children
 from gen_durable.pg.connect import connect
 from gen_durable.pg.connection import PersistentConnection
 from gen_durable.starts import to_step_spec
@@ -112,7 +112,7 @@ async def fan(parent: Parent, app: Durable, *, children: int, batch: int = BATCH
         await run(services_of(app).statements.flush([spawned.commit]))
     else:
         await PersistentConnection(services_of(app).connection_target).run_in_transaction(
-            partial(flush_in_transaction, statements=services_of(app).statements, commit=spawned.commit)
+            partial(flush_outcome_and_children, statements=services_of(app).statements, commit=spawned.commit)
         )
     count = 0
     while claims := await pick(run, app, batch):

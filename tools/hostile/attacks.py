@@ -60,7 +60,7 @@ ATTACKS = (
         "select * from @.cancel(array(select generate_series({id}, {id} + 5000)::bigint), '{}', 'hostile', true)",
         others=True,
     ),
-    Attack("cascade", "select * from @.cascade(10000)"),
+    Attack("cascade", "select * from @.cancel_listed_descendants(10000)"),
     Attack("debounce", 'select @.debounce(\'{key}\', \'{"fsm": "Junk", "step": "s", "delay": 60}\')', others=True),
     Attack(
         "signal_or_start",

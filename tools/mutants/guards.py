@@ -14,7 +14,10 @@ from dataclasses import dataclass
 _SILENT = re.compile(r"--[^\n]*")
 _WORD = re.compile(r"[();']|\b(?:limit|offset|for|on|returning|rows)\b|\$(?:text)?\$")
 # Not the head of the function itself.
-_CALL = r"(?<!function @schema\.)\b(?:wake_if_signal_came|wake_parents|unblock\w*|check_journal_fence)\("
+_CALL = (
+    r"(?<!function @schema\.)\b"
+    r"(?:wake_if_signal_came|count_ended_children_and_wake_parents|unblock\w*|check_journal_fence)\("
+)
 KINDS = {
     "row lock": r"\bfor (?:no key )?update\b",
     "skip locked": r"\bskip locked\b",

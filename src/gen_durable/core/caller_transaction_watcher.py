@@ -14,12 +14,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from gen_durable.core.messages import follow_up_messages
+from gen_durable.core.notification_messages import messages_of_follow_ups
 from gen_durable.core.notifier import Notifier
 from gen_durable.loggers import get_logger
 from gen_durable.pg.faults import describe_for_log
 from gen_durable.pg.pool import Pool
-from gen_durable.store.caller_statements import ended_transactions
+from gen_durable.store.caller_statements import ended_transactions_statement
 from gen_durable.store.types import FollowUps
 from gen_durable.telemetry import Events
 
@@ -44,8 +44,8 @@ class PendingTransaction:
 class CallerTransactionWatcher:
     """Acts on the follow-ups of callers' transactions once these have been committed.
 
-    `add`, `check_soon` and `act_on_follow_ups` may be called from any thread; everything else runs on the event loop
-    that the watcher was made on.
+    `act_after_commit`, `check_transactions_soon` and `act_on_follow_ups` may be called from any thread; everything else
+    runs on the event loop that the watcher was made on.
     """
 
     __slots__ = (
@@ -72,13 +72,13 @@ class CallerTransactionWatcher:
         self._active_at = self._checked_at = 0.0
         self._is_closed = False
 
-    def add(self, transaction: int, follow_ups: FollowUps) -> None:
+    def act_after_commit(self, transaction: int, follow_ups: FollowUps) -> None:
         """Act on `follow_ups` once the transaction with this id has been committed."""
-        self._call_on_loop(lambda: self._add_on_loop(transaction, follow_ups))
+        self._call_on_loop(lambda: self._add_transaction_on_loop(transaction, follow_ups))
 
-    def check_soon(self, _committing: object = None) -> None:
+    def check_transactions_soon(self, _committing: object = None) -> None:
         """Some transaction is being committed, or has been: look again without delay."""
-        self._call_on_loop(self._check_soon_on_loop)
+        self._call_on_loop(self._check_transactions_soon_on_loop)
 
     def act_on_follow_ups(self, follow_ups: FollowUps) -> None:
         """Act on the follow-ups of a transaction that has been committed."""
@@ -110,7 +110,7 @@ class CallerTransactionWatcher:
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(function)
 
-    def _add_on_loop(self, transaction: int, follow_ups: FollowUps) -> None:
+    def _add_transaction_on_loop(self, transaction: int, follow_ups: FollowUps) -> None:
         if self._is_closed:
             return
         now = self._loop.time()
@@ -121,9 +121,9 @@ class CallerTransactionWatcher:
             self._pending[transaction] = PendingTransaction(now, follow_ups)
         else:
             pending.follow_ups = _merge_follow_ups(pending.follow_ups, follow_ups)
-        self._check_soon_on_loop()
+        self._check_transactions_soon_on_loop()
 
-    def _check_soon_on_loop(self) -> None:
+    def _check_transactions_soon_on_loop(self) -> None:
         self._active_at = self._loop.time()
         self._schedule_check()
 
@@ -154,7 +154,7 @@ class CallerTransactionWatcher:
         if not self._pending:
             return
         try:
-            ended = await self._pool.run(ended_transactions(list(self._pending)))
+            ended = await self._pool.run(ended_transactions_statement(list(self._pending)))
         except Exception as error:
             ended = {}
             log.debug("callers' transactions were not checked (%s)", describe_for_log(error))
@@ -180,8 +180,8 @@ class CallerTransactionWatcher:
         if not self._is_closed:
             self._notifier.act_on_follow_ups(follow_ups)
             return
-        for message in follow_up_messages(follow_ups):  # a cascade in this process would be cancelled at once
-            self._notifier.send(message)
+        for message in messages_of_follow_ups(follow_ups):  # a cascade in this process would be cancelled at once
+            self._notifier.send_message_soon(message)
 
 
 def _merge_follow_ups(one: FollowUps, other: FollowUps) -> FollowUps:

@@ -77,11 +77,11 @@ class CancelCascader:
         former = self._tasks.get(origin)
         if former is None or former.done():
             loop = asyncio.get_running_loop()
-            task = loop.create_task(self._run_in_background(origin), name="gen_durable cascade")
+            task = loop.create_task(self._run_cascade_and_log_errors(origin), name="gen_durable cascade")
             task.add_done_callback(lambda done: self._remove_task(origin, done))
             self._tasks[origin] = task
 
-    def request_cascade(self, origin: int | None) -> None:
+    def request_cascade_at_bounded_rate(self, origin: int | None) -> None:
         """A message names `origin`, perhaps without a reason: look at what is listed for it, at a bounded rate."""
         if None in self._requested or origin in self._requested:
             return
@@ -113,7 +113,7 @@ class CancelCascader:
         try:
             while True:
                 batch = await self._statement_runner.run(
-                    self._statements.cascade(BATCH, origin), "cancel", may_run_twice=True
+                    self._statements.cancel_listed_descendants(BATCH, origin), "cancel", may_run_twice=True
                 )
                 self._follow_up_handler.act_on_follow_ups(batch.follow_ups)
                 if batch.refused:
@@ -152,7 +152,7 @@ class CancelCascader:
                 children[0], code, len(children),
             )  # fmt: skip
 
-    async def _run_in_background(self, origin: int | None) -> None:
+    async def _run_cascade_and_log_errors(self, origin: int | None) -> None:
         try:
             await self.run_cascade(origin)
         except Exception as error:

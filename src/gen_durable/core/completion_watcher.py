@@ -66,7 +66,9 @@ class CompletionWatcher(BackgroundTask):
         self._schedule: list[tuple[float, int]] = []  # a heap; entries that do not match `due_at` are out of date
         self._changed = asyncio.Event()
 
-    async def wait(self, instance: int, timeout: float | None, inserted_at: float = -math.inf) -> EndedInstance | None:
+    async def wait_for_end(
+        self, instance: int, timeout: float | None, inserted_at: float = -math.inf
+    ) -> EndedInstance | None:
         """Wait until an instance has ended. Returns None if it has not ended within `timeout` seconds.
 
         `inserted_at` is when this process inserted it, on the monotonic clock.
@@ -123,7 +125,7 @@ class CompletionWatcher(BackgroundTask):
         ids = list(due)
         try:
             for i in range(0, len(ids), BATCH):
-                await self._poll(ids[i : i + BATCH], due)
+                await self._poll_ends(ids[i : i + BATCH], due)
         finally:
             now = time.monotonic()
             for instance in ids:
@@ -135,7 +137,7 @@ class CompletionWatcher(BackgroundTask):
                 await self._changed.wait()
         return 0.0
 
-    async def _poll(self, ids: list[int], due: dict[int, list[asyncio.Future[EndedInstance]]]) -> None:
+    async def _poll_ends(self, ids: list[int], due: dict[int, list[asyncio.Future[EndedInstance]]]) -> None:
         """Resolve the waiters of ids that have ended. Large results come in pages: only the last one is not full."""
         while ids:
             page = await self._pool.run_idempotent(self._statements.ends_of(ids, PAGE_SIZE))

@@ -1,7 +1,7 @@
 """The listener: LISTEN on a direct connection, and pass each message to the notifier.
 
 Notifications that were sent while no connection was open are lost, so every new connection begins with
-`MessageReceiver.recover_missed_messages`.
+`MessageReceiver.recover_from_missed_messages`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import contextlib
 from typing import Any, Final, Protocol
 
 from gen_durable.core.background_task import BackgroundTask
-from gen_durable.core.messages import Message, decode
+from gen_durable.core.notification_messages import Message, decode_message
 from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
 from gen_durable.pg.faults import ConnectionLost
 
@@ -22,11 +22,11 @@ PROBE_TIMEOUT: Final = 5.0
 class MessageReceiver(Protocol):
     """The part of the notifier that a listener calls."""
 
-    def receive(self, message: Message) -> None:
+    def act_on_message(self, message: Message) -> None:
         """Act on a message of another process."""
         ...
 
-    def recover_missed_messages(self) -> None:
+    def recover_from_missed_messages(self) -> None:
         """Act as if every kind of message had come: some may have been missed."""
         ...
 
@@ -57,7 +57,7 @@ class Listener(BackgroundTask):
         driver_connection.add_termination_listener(on_terminated)
         await driver_connection.add_listener(self._channel, self._receive_notification)
         self.listening.set()
-        self._receiver.recover_missed_messages()
+        self._receiver.recover_from_missed_messages()
         try:
             while not broken.is_set():
                 with contextlib.suppress(TimeoutError):
@@ -71,5 +71,5 @@ class Listener(BackgroundTask):
         raise ConnectionLost(ConnectionError("the listening connection was closed"), sent=False)
 
     def _receive_notification(self, _connection: Any, _pid: int, _channel: str, payload: object) -> None:
-        if isinstance(payload, str) and (message := decode(payload)) is not None:
-            self._receiver.receive(message)
+        if isinstance(payload, str) and (message := decode_message(payload)) is not None:
+            self._receiver.act_on_message(message)

@@ -13,13 +13,13 @@ from typing import Final, Protocol, assert_never
 
 from gen_durable.core.cancel_cascader import CancelCascader
 from gen_durable.core.listener import Listener
-from gen_durable.core.messages import (
+from gen_durable.core.notification_messages import (
     CancelChildren,
     CheckCancelRequests,
     Message,
     QueueReady,
-    encode,
-    follow_up_messages,
+    encode_message,
+    messages_of_follow_ups,
 )
 from gen_durable.core.statement_runner import StatementRunner
 from gen_durable.loggers import get_logger
@@ -58,7 +58,7 @@ class LocalWorker(Protocol):
         """`count` rows became runnable, and no other process was notified: report rows that a pick does not find."""
         ...
 
-    def apply_pending_cancel_requests(self) -> None:
+    def check_cancel_requests_soon(self) -> None:
         """Read the cancel requests of the rows that the worker runs."""
         ...
 
@@ -106,8 +106,8 @@ class Notifier:
 
     def wake(self, queue: str, count: int = 1) -> None:
         """`count` rows became runnable: wake the workers here, and notify others if these cannot take all of them."""
-        if self._wake_here(queue) < count:
-            self.send(QueueReady(queue))
+        if self._wake_local_and_count_capacity(queue) < count:
+            self.send_message_soon(QueueReady(queue))
             return
         for worker in self._workers.values():
             worker.notify_if_pick_misses(queue, count)
@@ -117,27 +117,27 @@ class Notifier:
         for queue in queues:
             self.wake(queue)
 
-    def cancel_children(self, origin: int | None) -> None:
+    def start_cancel_of_children(self, origin: int | None) -> None:
         """Cancel the listed descendants of `origin`, or (None) of any, in the background."""
         self.cascader.start_cascade(origin)
 
     def act_on_follow_ups(self, follow_ups: FollowUps) -> None:
         """Act on the follow-ups of a transaction: here where this process can, else by messages to others."""
-        for message in follow_up_messages(follow_ups):
+        for message in messages_of_follow_ups(follow_ups):
             match message:
                 case QueueReady(queue):
                     self.wake(queue)
                 case CancelChildren(origin):
-                    self.cancel_children(origin)
+                    self.start_cancel_of_children(origin)
                 case CheckCancelRequests(worker):
                     if worker in self._workers:
-                        self._workers[worker].apply_pending_cancel_requests()
+                        self._workers[worker].check_cancel_requests_soon()
                     else:
-                        self.send(message)
+                        self.send_message_soon(message)
                 case _:
                     assert_never(message)
 
-    def receive(self, message: Message) -> None:
+    def act_on_message(self, message: Message) -> None:
         """Act on a message of another process, or of any login: it means no more than to look at the database.
 
         How often a message makes this process look is bounded for each kind (docs/howto/operate.md). Several processes
@@ -148,10 +148,10 @@ class Notifier:
                 for worker in self._workers.values():
                     worker.wake_by_message(queue)
             case CancelChildren(origin):
-                self.cascader.request_cascade(origin)
+                self.cascader.request_cascade_at_bounded_rate(origin)
             case CheckCancelRequests(name):
                 if name in self._workers:
-                    self._workers[name].apply_pending_cancel_requests()
+                    self._workers[name].check_cancel_requests_soon()
             case _:
                 assert_never(message)
 
@@ -160,10 +160,10 @@ class Notifier:
         for worker in self._workers.values():
             worker.wake_all()
 
-    def recover_missed_messages(self) -> None:
+    def recover_from_missed_messages(self) -> None:
         """Wake everything: messages may have been missed."""
         for worker in self._workers.values():
-            worker.apply_pending_cancel_requests()
+            worker.check_cancel_requests_soon()
             worker.wake_all()
 
     def notify_full_pick(self, queue: str) -> None:
@@ -171,7 +171,7 @@ class Notifier:
         now = time.monotonic()
         if now - self._full_pick_sent_at.get(queue, 0.0) >= FULL_PICK_INTERVAL:
             self._full_pick_sent_at[queue] = now
-            self.send(QueueReady(queue))
+            self.send_message_soon(QueueReady(queue))
 
     def notify_rows_not_found(self, queue: str) -> None:
         """A pick did not find the rows it was woken for: notify other processes, which may know their steps.
@@ -183,14 +183,14 @@ class Notifier:
             return
         wait = self._missed_sent_at.get(queue, 0.0) + MISSED_INTERVAL - time.monotonic()
         if wait <= 0:
-            self._send_rows_not_found(queue)
+            self._send_queue_ready_after_miss(queue)
         else:
-            self._missed[queue] = asyncio.get_running_loop().call_later(wait, self._send_rows_not_found, queue)
+            self._missed[queue] = asyncio.get_running_loop().call_later(wait, self._send_queue_ready_after_miss, queue)
 
-    def _send_rows_not_found(self, queue: str) -> None:
+    def _send_queue_ready_after_miss(self, queue: str) -> None:
         self._missed.pop(queue, None)
         self._missed_sent_at[queue] = time.monotonic()
-        self.send(QueueReady(queue))
+        self.send_message_soon(QueueReady(queue))
 
     async def close(self) -> None:
         """Stop listening and cascading; let the notification under way finish within `CLOSE_TIMEOUT` seconds."""
@@ -210,10 +210,10 @@ class Notifier:
         if listener is not None:
             await listener.stop()
 
-    def _wake_here(self, queue: str) -> int:
+    def _wake_local_and_count_capacity(self, queue: str) -> int:
         return sum(worker.wake(queue) for worker in self._workers.values())
 
-    def send(self, message: Message) -> None:
+    def send_message_soon(self, message: Message) -> None:
         """Send a message to other processes, together with others that wait."""
         self._unsent.add(message)
         if self._task is None or self._task.done():
@@ -223,6 +223,6 @@ class Notifier:
         while self._unsent:
             messages, self._unsent = self._unsent, set()
             try:
-                await self._pool.run(self._statements.notify(sorted(map(encode, messages))))
+                await self._pool.run(self._statements.notify(sorted(map(encode_message, messages))))
             except Exception as error:
                 log.debug("a notification was not sent (%s); polling finds the work", type(error).__name__)

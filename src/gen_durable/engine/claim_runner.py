@@ -62,7 +62,7 @@ class ClaimEndReceiver(msgspec.Struct, eq=False, gc=False):
         if self.is_answered:
             return
         self.is_answered = True
-        self.runner.receive_commit_result(self.active, self.encoded, self.took, result)
+        self.runner.act_on_commit_result(self.active, self.encoded, self.took, result)
         if self.answered is not None and not self.answered.done():
             self.answered.set_result(None)
 
@@ -137,9 +137,9 @@ class ClaimRunner:
                 if active.is_cancel_requested():  # before the first step, or between two steps
                     return await self._end_cancelled_claim(active, 0.0, calls_on_cancel=False)
                 if active.entry.spec.transactional:
-                    return await self._run_transactional(active, started)
+                    return await self._run_transactional_step(active, started)
                 active.is_in_step = True
-                encoded = await self._executor.execute(
+                encoded = await self._executor.execute_step(
                     claim, active.entry, may_continue=may_continue, previous=encoded, task=active.task
                 )
                 active.is_in_step = False
@@ -156,13 +156,13 @@ class ClaimRunner:
                     if not active.has_slot and result is not STALE:
                         await self._slots.wait_for_slot_to_continue(active)
                 except (OutcomeRejected, asyncio.CancelledError) as error:
-                    return await self._handle_failed_continue(active, encoded, error)
+                    return await self._handle_continue_not_committed(active, encoded, error)
                 if result is STALE:
-                    return self.receive_commit_result(active, encoded, took, result)
+                    return self.act_on_commit_result(active, encoded, took, result)
                 if result is CANCEL_REQUESTED:
                     return await self._end_cancelled_claim(active, took)
                 if self._events.active:
-                    self._emit_committed(active, encoded, took)
+                    self._emit_commit_events(active, encoded, took)
                 started = time.perf_counter()
                 self._advance_to_next_step(active, encoded)
         except (UndecodableState, LeaseLost, NoFreeThread, UnreadableSignal) as error:
@@ -173,9 +173,9 @@ class ClaimRunner:
             took = time.perf_counter() - started
             await self._treat_exit_as_engine_error(active, self._end_cancelled_claim(active, took))
         except (SystemExit, KeyboardInterrupt) as error:  # as in _treat_exit_as_engine_error
-            self.handle_engine_error(active, error)
+            self.log_engine_error_and_postpone(active, error)
 
-    def handle_engine_error(self, active: ActiveClaim, error: BaseException) -> None:
+    def log_engine_error_and_postpone(self, active: ActiveClaim, error: BaseException) -> None:
         """Log an error that is no step's, and return the row with a back-off."""
         # Traceback and kind only: the text of the error may quote a payload.
         frames = TextBlock("".join(traceback.format_tb(error.__traceback__)).rstrip())
@@ -186,7 +186,7 @@ class ClaimRunner:
         """Release claims that have not begun, for another worker to run."""
         self._claims.release_soon(claims)
 
-    def handle_cancellation_by_other_code(self, active: ActiveClaim) -> None:
+    def recover_from_cancellation_by_other_code(self, active: ActiveClaim) -> None:
         """Return the row of a task that was cancelled by user code, not by the engine: by a timer that a step has left.
 
         An outcome that was handed to the committer is sent again, because only its answer tells where the row is. (The
@@ -203,7 +203,7 @@ class ClaimRunner:
         self._claims.postpone(active, "its task was cancelled outside of its step")
         self._notifier.wake_local_workers()  # a transaction may have committed without an answer
 
-    def receive_commit_result(
+    def act_on_commit_result(
         self, active: ActiveClaim, encoded: EncodedOutcome, took: float, result: CommitResult | OutcomeRejected
     ) -> None:
         """Act on the answer to an outcome that ends the claim."""
@@ -216,7 +216,7 @@ class ClaimRunner:
                     self._claims.allow_more_crashed_rows(active)
                 self._report_end_and_plan_pick(active, encoded)
                 if self._events.active:
-                    self._emit_committed(active, encoded, took)
+                    self._emit_commit_events(active, encoded, took)
             case CommitResult.STALE:
                 self._claims.remove(active)
                 claim = active.claim
@@ -230,7 +230,9 @@ class ClaimRunner:
             case OutcomeRejected() if encoded.commit.kind == "cancel":
                 self._claims.postpone(active, str(result))
             case OutcomeRejected():
-                self._spawn_after_refused_commit(active, self._handle_rejected_outcome(active, result, encoded.commit))
+                self._spawn_after_refused_commit(
+                    active, self._answer_rejection_as_step_error(active, result, encoded.commit)
+                )
             case _:
                 assert_never(result)
 
@@ -243,7 +245,7 @@ class ClaimRunner:
         try:
             await coroutine
         except (SystemExit, KeyboardInterrupt) as error:
-            self.handle_engine_error(active, error)
+            self.log_engine_error_and_postpone(active, error)
 
     def _report_end_and_plan_pick(self, active: ActiveClaim, encoded: EncodedOutcome) -> None:
         """Report an end to local waiters, plan the pick of a delayed row, wake the queue of a freed partition key."""
@@ -258,7 +260,7 @@ class ClaimRunner:
             case "cancel":
                 self._completions.report_end(claim.id, Status.CANCELLED, None, commit.error, commit.began + commit.took)
             case _ if commit.delay:
-                self._slots.schedule_pick(claim.queue if encoded.queue is None else encoded.queue, commit.delay)
+                self._slots.schedule_pick_or_wake(claim.queue if encoded.queue is None else encoded.queue, commit.delay)
             case _:
                 pass
         if claim.partition_key is not None:
@@ -268,14 +270,14 @@ class ClaimRunner:
         if self._history_trimmer is not None:
             self._history_trimmer.request_trim(commit.id, commit.seq + 1, active.entry.spec.machine.history_keep)
 
-    async def _handle_failed_continue(
+    async def _handle_continue_not_committed(
         self, active: ActiveClaim, encoded: EncodedOutcome, error: OutcomeRejected | asyncio.CancelledError
     ) -> None:
         """The task of a claim that was meant to go on has no answer to its outcome."""
         if isinstance(error, UnusableLimit):
             return self._postpone_for_unusable_limit(active, error)
         if isinstance(error, OutcomeRejected):
-            return await self._handle_rejected_outcome(active, error, encoded.commit)
+            return await self._answer_rejection_as_step_error(active, error, encoded.commit)
         active.unanswered = encoded
         raise error
 
@@ -289,19 +291,19 @@ class ClaimRunner:
             receiver.answered = asyncio.get_running_loop().create_future()
             await receiver.answered
 
-    async def _run_transactional(self, active: ActiveClaim, started: float) -> None:
+    async def _run_transactional_step(self, active: ActiveClaim, started: float) -> None:
         """Run a step whose writes commit with its outcome. `on_error` runs after they are rolled back."""
         try:
-            encoded, result = await self._transactional.execute(active)
+            encoded, result = await self._transactional.execute_and_commit(active)
         except TransactionalStepRaised as raised:
             took = time.perf_counter() - started
-            encoded = await self._executor.handle_error_after_step(active.claim, active.entry, raised.error)
+            encoded = await self._executor.answer_error_after_step(active.claim, active.entry, raised.error)
             encoded.commit.began, encoded.commit.took = started, took
             await self._commit_claim_end(active, encoded, took)
         except UnusableLimit as error:
             self._postpone_for_unusable_limit(active, error)
         else:
-            self.receive_commit_result(active, encoded, time.perf_counter() - started, result)
+            self.act_on_commit_result(active, encoded, time.perf_counter() - started, result)
 
     async def _end_cancelled_claim(self, active: ActiveClaim, took: float, *, calls_on_cancel: bool = True) -> None:
         """End a claim that has a cancel request; `on_cancel` runs first if the request met a running step."""
@@ -320,13 +322,15 @@ class ClaimRunner:
         active.has_outcome = True
         self._committer.enqueue(encoded.commit, ClaimEndReceiver(self, active, encoded, took))
 
-    async def _handle_rejected_outcome(self, active: ActiveClaim, rejected: OutcomeRejected, former: Commit) -> None:
+    async def _answer_rejection_as_step_error(
+        self, active: ActiveClaim, rejected: OutcomeRejected, former: Commit
+    ) -> None:
         """Treat an outcome that the database refused as an error of the step. If the answer of `on_error` is refused
         too, the instance fails.
         """
         claim, entry = active.claim, active.entry
         try:
-            encoded = await self._executor.handle_error_after_step(claim, entry, rejected)
+            encoded = await self._executor.answer_error_after_step(claim, entry, rejected)
         except UnreadableSignal as unreadable:
             return self._end_without_outcome(active, unreadable)
         encoded.commit.began, encoded.commit.took = former.began, former.took
@@ -336,7 +340,7 @@ class ClaimRunner:
             except UnusableLimit as error:
                 return self._postpone_for_unusable_limit(active, error)
             except OutcomeRejected:
-                encoded = await self._executor.encode_final_fail(claim, entry, rejected)
+                encoded = await self._executor.encode_fail_after_rejection(claim, entry, rejected)
                 encoded.commit.began, encoded.commit.took = former.began, former.took
                 result = await self._committer.commit(encoded.commit)
         except OutcomeRejected as again:
@@ -345,7 +349,7 @@ class ClaimRunner:
             active.unanswered = encoded
             raise
         else:
-            self.receive_commit_result(active, encoded, former.took, result)
+            self.act_on_commit_result(active, encoded, former.took, result)
 
     def _advance_to_next_step(self, active: ActiveClaim, encoded: EncodedOutcome) -> None:
         """Bring a kept claim to its next step."""
@@ -372,7 +376,7 @@ class ClaimRunner:
                 log.warning("instance %d of %s is put back: %s", claim.id, active.entry.spec.label, error)
                 self._claims.postpone(active, str(error))
             case UnreadableSignal():
-                self._claims.reject_unreadable_signals(active, error.faults)
+                self._claims.reject_signals_and_release_soon(active, error.faults)
             case LeaseLost():
                 log.warning("instance %d: the claim was lost during a step", claim.id)
                 if self._events.active and self._claims.has_claim(active):  # else a heartbeat has reported it
@@ -389,7 +393,7 @@ class ClaimRunner:
             self._events.emit(OutcomePostponed(claim.id, claim.machine, active.entry.spec.name, str(error)))
         self._claims.postpone(active, str(error), LIMIT_REST)
 
-    def _emit_committed(self, active: ActiveClaim, encoded: EncodedOutcome, took: float) -> None:
+    def _emit_commit_events(self, active: ActiveClaim, encoded: EncodedOutcome, took: float) -> None:
         claim, step = active.claim, active.entry.spec.name
         event = StepCommitted(claim.id, claim.machine, claim.version, step, encoded.outcome, claim.attempt, took)
         self._events.emit(event)

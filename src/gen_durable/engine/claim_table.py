@@ -101,7 +101,7 @@ class ClaimTable:
         now = time.monotonic()
         late: list[ActiveClaim] = []
         for claim in claims:
-            active = self.register(claim, leased_at)
+            active = self.register_and_cancel_unawaited_children(claim, leased_at)
             if self._slots.stopping:
                 late.append(active)
             else:
@@ -109,7 +109,7 @@ class ClaimTable:
         if late:
             self.release_soon(late)
 
-    def register(self, claim: Claim, leased_at: float) -> ActiveClaim:
+    def register_and_cancel_unawaited_children(self, claim: Claim, leased_at: float) -> ActiveClaim:
         """Put a claim into the table without starting it."""
         entry = self._registry.get(claim.machine, claim.version, claim.step)
         active = ActiveClaim(claim, entry, leased_at)
@@ -123,10 +123,10 @@ class ClaimTable:
         if claim.is_woken_by_deadline and self._events.active:
             self._events.emit(AwaitTimedOut(claim.id, claim.machine, claim.step, tuple(claim.awaits or ())))
         if claim.crashes >= MIN_CRASHES:
-            self.crashed.add(claim)
+            self.crashed.add_claim(claim)
         if claim.children is None or (claim.children and any(not c.status.terminal for c in claim.children)):
             # A join that did not wait for all children: the remaining ones may have to be cancelled.
-            self._notifier.cancel_children(claim.id)
+            self._notifier.start_cancel_of_children(claim.id)
         return active
 
     def remove(self, active: ActiveClaim) -> None:
@@ -135,13 +135,13 @@ class ClaimTable:
             if self._claims.get(active.claim.id) is active:
                 del self._claims[active.claim.id]
         if active.claim.crashes >= MIN_CRASHES:
-            self.crashed.remove(active.claim)
+            self.crashed.remove_claim(active.claim)
 
     def allow_more_crashed_rows(self, active: ActiveClaim) -> None:
         """A row that had crashed twice in a row has an outcome: more of them may run together."""
-        self.crashed.remove(active.claim)
+        self.crashed.remove_claim(active.claim)
         self.crashed.raise_concurrency()
-        self._slots.request_picks()
+        self._slots.request_pick_of_every_queue()
 
     def has_claim(self, active: ActiveClaim) -> bool:
         return self._claims.get(active.claim.id) is active
@@ -185,14 +185,14 @@ class ClaimTable:
         """Make a row runnable again after a rest; `reason` becomes its last error."""
         self._start_release([(active, rest.first, reason)], rest.longest)
 
-    def reject_unreadable_signals(self, active: ActiveClaim, faults: tuple[SignalFault, ...]) -> None:
+    def reject_signals_and_release_soon(self, active: ActiveClaim, faults: tuple[SignalFault, ...]) -> None:
         """Set signals aside that this worker cannot read, and put the row back, in a task."""
         task = self._tasks.spawn(self._reject_signals_and_release(active, faults))
         task.add_done_callback(lambda _: self.remove(active))  # as in _start_release
 
     async def _reject_signals_and_release(self, active: ActiveClaim, faults: tuple[SignalFault, ...]) -> None:
         claim = active.claim
-        statement = self._signal_statements.reject_unreadable_signals(
+        statement = self._signal_statements.reject_signals_and_release_claims(
             claim.id,
             claim.epoch,
             [fault.id for fault in faults],
@@ -212,7 +212,7 @@ class ClaimTable:
                 if self._events.active:
                     self._events.emit(SignalRejected(claim.id, claim.machine, fault.name, fault.reason))
         self._notifier.wake_queues(result.woken_queues)
-        self._slots.schedule_pick(claim.queue, 0.0)  # finds when the deadline of a row is that waits again
+        self._slots.schedule_pick_or_wake(claim.queue, 0.0)  # finds when the deadline of a row is that waits again
 
     def _start_release(
         self,
@@ -236,7 +236,7 @@ class ClaimTable:
             self._notifier.wake_queues(released.woken_queues)
             for active, delay, _ in returns:
                 if delay is not None:
-                    self._slots.schedule_pick(active.claim.queue, delay)
+                    self._slots.schedule_pick_or_wake(active.claim.queue, delay)
                 if delay is None or active.claim.partition_key is not None:
                     self._notifier.wake(active.claim.queue)
         except (ConnectionLost, SqlError) as error:
@@ -270,13 +270,13 @@ class ClaimTable:
         if active.task is None:
             self._slots.remove_from_buffer(active)
 
-    def apply_pending_cancel_requests(self) -> None:
+    def check_cancel_requests_soon(self) -> None:
         """Find out which claims have a cancel request, and cancel them: at once, then every CHECK_SECONDS at most."""
         self._should_check = True
         if self._check is None or self._check.done():
-            self._check = self._tasks.spawn(self._check_cancel_requests())
+            self._check = self._tasks.spawn(self._run_cancel_request_checks())
 
-    async def _check_cancel_requests(self) -> None:
+    async def _run_cancel_request_checks(self) -> None:
         while self._should_check:
             if (wait := self._checked_at + CHECK_SECONDS - time.monotonic()) > 0:
                 await asyncio.sleep(wait)
@@ -298,7 +298,7 @@ class ClaimTable:
                 continue
             active.apply_cancel_request(reason)
             if active.task is None:
-                self._slots.start_cancelled_claim(active)
+                self._slots.start_cancel_of_buffered_claim(active)
 
     async def fetch_cancel_reason(self, active: ActiveClaim) -> str:
         """Read the reason of a cancel that a commit reported before the heartbeat or a notification did."""

@@ -27,7 +27,7 @@ class CommitQueue(Generic[R]):
     def __len__(self) -> int:
         return len(self._entries)
 
-    def add(self, entry: QueuedOutcome[R], size: int) -> None:
+    def add_outcome(self, entry: QueuedOutcome[R], size: int) -> None:
         """Queue an outcome; `size` is its `payload_size`."""
         self._entries.append(entry)
         if size > SMALL_OUTCOME:
@@ -36,7 +36,7 @@ class CommitQueue(Generic[R]):
     def put_back(self, entries: list[QueuedOutcome[R]]) -> None:
         """Queue outcomes again, before all others."""
         self._entries = entries + self._entries
-        self._count_large_bytes()
+        self._recount_large_bytes()
 
     def take_batch(self, count: int) -> list[QueuedOutcome[R]]:
         """Take the outcomes of the next flush: at most `count`, and MAX_FLUSH_BYTES of payloads."""
@@ -46,10 +46,10 @@ class CommitQueue(Generic[R]):
         else:
             batch, self._entries = entries[:count], entries[count:]
         if self._large_bytes:
-            self._count_large_bytes()
+            self._recount_large_bytes()
         return batch
 
-    def _count_large_bytes(self) -> None:
+    def _recount_large_bytes(self) -> None:
         sizes = (payload_size(commit) for commit, _ in self._entries)
         self._large_bytes = sum(size for size in sizes if size > SMALL_OUTCOME)
 
@@ -58,7 +58,7 @@ def payload_size(commit: Commit) -> int:
     return len(commit.value or "") + len(commit.extra or "")
 
 
-def is_large(commit: Commit) -> bool:
+def is_large_outcome(commit: Commit) -> bool:
     """Whether an outcome is written apart from the others; its claim keeps its slot until then."""
     return commit.many_children is not None or payload_size(commit) > LARGE_OUTCOME
 

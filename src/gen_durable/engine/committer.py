@@ -18,9 +18,9 @@ from typing import Final, Protocol, assert_never
 
 from gen_durable.backoff import Pauses
 from gen_durable.core.notifier import Notifier
-from gen_durable.engine.commit_queue import LARGE_OUTCOME, CommitQueue, is_large, payload_size
-from gen_durable.engine.many_children import flush_in_transaction
+from gen_durable.engine.commit_queue import LARGE_OUTCOME, CommitQueue, is_large_outcome, payload_size
 from gen_durable.engine.outcome_rejection import describe_fault, to_rejection
+from gen_durable.engine.single_outcome_flusher import flush_outcome_and_children
 from gen_durable.engine.slow_commit_connections import SlowCommitConnections
 from gen_durable.errors import OutcomeRejected
 from gen_durable.loggers import get_logger
@@ -140,7 +140,7 @@ class Committer:
         if size > LARGE_OUTCOME or commit.many_children is not None:
             self._start_side_flush((commit, receiver))  # a long transaction: keep it out of the batches
             return True
-        self._queued.add((commit, receiver), size)
+        self._queued.add_outcome((commit, receiver), size)
         if self._task is None:
             self._start_flush()
         return False
@@ -216,15 +216,15 @@ class Committer:
             except Exception as error:
                 match _fault_kind_of(error):
                     case FaultKind.REFUSED if len(batch) == 1:
-                        return _answer_rejected(batch[0], error)
+                        return _answer_with_rejection(batch[0], error)
                     case FaultKind.REFUSED:
                         return await self._flush_halves(batch)
                     case FaultKind.LOCK_TIMED_OUT if side is None:
                         return await self._flush_rows_not_locked(batch)
-                    case FaultKind.GONE if len(batch) > 1 and _was_sent(error):
+                    case FaultKind.GONE if len(batch) > 1 and _was_statement_sent(error):
                         await asyncio.sleep(FIRST_PAUSE)
                         return await self._flush_halves(batch)
-                    case FaultKind.GONE if failures == QUIET_FAILURES and side is None and _was_sent(error):
+                    case FaultKind.GONE if failures == QUIET_FAILURES and side is None and _was_statement_sent(error):
                         return self._start_side_flush(batch[0])
                     case FaultKind.LOCK_TIMED_OUT | FaultKind.GONE | FaultKind.BUSY:
                         failures += 1
@@ -234,7 +234,7 @@ class Committer:
                     log.warning("outcomes cannot be committed (%s); trying again", describe_fault(error))
             else:
                 if flushed is not None:
-                    return self._answer_receivers(batch, flushed)
+                    return self._answer_receivers_and_wake_queues(batch, flushed)
             pauses = pauses or Pauses(FIRST_PAUSE, LONGEST_PAUSE, jitter=0.5)
             await asyncio.sleep(pauses.next())
 
@@ -252,12 +252,12 @@ class Committer:
     async def _flush_once(self, commits: list[Commit], connection: PersistentConnection) -> FlushResult:
         if commits[0].many_children is not None:
             work = functools.partial(
-                flush_in_transaction, statements=self._statements, commit=commits[0], worker=self._worker
+                flush_outcome_and_children, statements=self._statements, commit=commits[0], worker=self._worker
             )
             return await connection.run_in_transaction(work)
         return await connection.run(self._statements.flush(commits, self._worker, time.perf_counter()))
 
-    def _answer_receivers(self, batch: list[_QueuedOutcome], flushed: FlushResult) -> None:
+    def _answer_receivers_and_wake_queues(self, batch: list[_QueuedOutcome], flushed: FlushResult) -> None:
         stale, cancelled = flushed.stale_ids, flushed.cancel_requested_ids
         for commit, receiver in batch:
             try:
@@ -267,7 +267,7 @@ class Committer:
             except Exception as error:  # the other outcomes of the batch must have their answers
                 log.error("instance %d: the answer to its outcome met %s", commit.id, describe_for_log(error))
         try:
-            notify_after_flush(self._notifier, flushed)
+            act_on_flush_follow_ups(self._notifier, flushed)
         except Exception as error:
             log.error(
                 "the queues that a flush made runnable were not woken (%s); polling finds them", describe_for_log(error)
@@ -304,7 +304,7 @@ class Committer:
             await self._flush_halves(batch)
 
     def _start_side_flush(self, entry: _QueuedOutcome) -> None:
-        side = self._fan_outs if is_large(entry[0]) else self._locked
+        side = self._fan_outs if is_large_outcome(entry[0]) else self._locked
         task = self._loop.create_task(self._flush_until_answered([entry], side))
         self._side_flushes.add(task)
         task.add_done_callback(functools.partial(self._restart_cancelled_side_flush, entry))
@@ -315,7 +315,7 @@ class Committer:
             self._start_side_flush(entry)  # as in _restart_flush_if_queued
 
 
-def notify_after_flush(notifier: Notifier, flushed: FlushResult) -> None:
+def act_on_flush_follow_ups(notifier: Notifier, flushed: FlushResult) -> None:
     """Wake what a flush made runnable, and start the cascades it began."""
     if flushed.already_committed_ids:
         # An earlier try committed some of it, and its answer, which named the queues, is lost: wake every queue.
@@ -331,11 +331,11 @@ def _fault_kind_of(error: Exception) -> FaultKind:
     return classify_error(error) if isinstance(error, SqlError) else FaultKind.REFUSED
 
 
-def _was_sent(error: Exception) -> bool:
+def _was_statement_sent(error: Exception) -> bool:
     return isinstance(error, SqlError) or (isinstance(error, ConnectionLost) and error.sent)
 
 
-def _answer_rejected(entry: _QueuedOutcome, error: Exception) -> None:
+def _answer_with_rejection(entry: _QueuedOutcome, error: Exception) -> None:
     commit, receiver = entry
     rejection = to_rejection(commit, error)
     if not isinstance(error, SqlError):

@@ -2,7 +2,7 @@
 
 One of them may be what kills its process. They start with one at a time; each outcome doubles the number, and a crash
 ends the process and so begins with one again. A row that the next crash would fail runs without others of them, so that
-none fails for another's crash. pick.sql keeps them apart from the queue (crash_gate.sql).
+none fails for another's crash. pick.sql keeps them apart from the queue (gate_of_crashed_row.sql).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Final
 
 from gen_durable.store.types import Claim
 
-MIN_CRASHES: Final = 2  # as in crash_gate.sql
+MIN_CRASHES: Final = 2  # as in gate_of_crashed_row.sql
 MAX_TOGETHER: Final = 1024
 
 
@@ -37,10 +37,10 @@ class CrashedRowSlots:
         """None of them runs, so one that the next crash would fail may start."""
         return not self._running
 
-    def add(self, claim: Claim) -> None:
+    def add_claim(self, claim: Claim) -> None:
         self._running[claim.id] = claim
 
-    def remove(self, claim: Claim) -> None:
+    def remove_claim(self, claim: Claim) -> None:
         if self._running.get(claim.id) is claim:
             del self._running[claim.id]
 

@@ -51,7 +51,9 @@ class DeadLetterHook:
         """Call the hook for each of these instances."""
         self._waiting += ids
         if self._waiting and (self._task is None or self._task.done()):
-            self._task = asyncio.get_running_loop().create_task(self._call_all(), name="gen_durable dead letters")
+            self._task = asyncio.get_running_loop().create_task(
+                self._call_hook_for_all_queued(), name="gen_durable dead letters"
+            )
 
     async def close(self, timeout: float) -> None:
         """Wait up to `timeout` seconds for calls under way, then cancel them."""
@@ -64,7 +66,7 @@ class DeadLetterHook:
         if self._task is not None:
             self._task.cancel()
 
-    async def _call_all(self) -> None:
+    async def _call_hook_for_all_queued(self) -> None:
         while self._waiting:
             instance_id = self._waiting.pop(0)
             try:

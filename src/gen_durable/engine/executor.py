@@ -18,10 +18,10 @@ from itertools import islice
 from typing import Any, Final, cast
 
 from gen_durable.context import Context
-from gen_durable.core.row_encryption import RowEncryption
+from gen_durable.core.claim_and_outcome_encryption import ClaimAndOutcomeEncryption
 from gen_durable.durations import Duration
-from gen_durable.engine.hook_caller import HookCaller, await_within
-from gen_durable.engine.many_children import ChildrenReader
+from gen_durable.engine.children_reader import ChildrenReader
+from gen_durable.engine.hook_caller import HookCaller, await_within_seconds
 from gen_durable.engine.outcome_encoder import EncodedOutcome, encode_cancel_outcome, encode_outcome
 from gen_durable.engine.thread_pool import ThreadPool
 from gen_durable.errors import LeaseLost, NoFreeThread, StepCancelled, UnreadableSignal
@@ -71,7 +71,7 @@ class Executor:
         limits: LimitService,
         journal: JournalService,
         *,
-        encryption: RowEncryption | None = None,
+        encryption: ClaimAndOutcomeEncryption | None = None,
     ) -> None:
         self._worker = worker
         self._threads = threads
@@ -81,7 +81,7 @@ class Executor:
         self._journal = journal
         self._encryption = encryption
 
-    async def execute(
+    async def execute_step(
         self,
         claim: Claim,
         entry: StepEntry,
@@ -130,7 +130,7 @@ class Executor:
             error = _to_step_cancelled(entry.spec, raised)
         if transaction is not None:
             raise TransactionalStepRaised(error) from error
-        return await self.handle_step_error(claim, entry, ctx, error, may_continue=may_continue)
+        return await self.answer_step_error(claim, entry, ctx, error, may_continue=may_continue)
 
     def _decode_state(self, claim: Claim, entry: StepEntry) -> object:
         try:
@@ -144,12 +144,12 @@ class Executor:
         except BaseException as error:  # types of the user are built here: a SystemExit would end the process
             raise UndecodableState(describe_error(error)) from error
 
-    async def handle_error_after_step(self, claim: Claim, entry: StepEntry, error: Exception) -> EncodedOutcome:
+    async def answer_error_after_step(self, claim: Claim, entry: StepEntry, error: Exception) -> EncodedOutcome:
         """Run `on_error` for an error found after the step: a refused outcome, or a transaction rolled back."""
         context = self._make_context(claim, entry.spec)
-        return await self.handle_step_error(claim, entry, context, error, may_continue=False)
+        return await self.answer_step_error(claim, entry, context, error, may_continue=False)
 
-    async def encode_final_fail(self, claim: Claim, entry: StepEntry, error: Exception) -> EncodedOutcome:
+    async def encode_fail_after_rejection(self, claim: Claim, entry: StepEntry, error: Exception) -> EncodedOutcome:
         """A `Fail` for an instance whose `on_error` answer was refused too, with a reason that can be stored."""
         context = self._make_context(claim, entry.spec)
         return await self._encode_fail(claim, entry, context, describe_error(error), error)
@@ -175,7 +175,7 @@ class Executor:
         encoded = encode_outcome(claim, entry.spec, ctx, fail, may_continue=False, error=error, second=second)
         return encoded if self._encryption is None else await _encrypt_outcome(encoded, claim, self._encryption)
 
-    async def handle_step_error(
+    async def answer_step_error(
         self, claim: Claim, entry: StepEntry, ctx: Context, error: Exception, *, may_continue: bool
     ) -> EncodedOutcome:
         """Answer an error of a step: by its retry policy, by `on_error`, or by failing the instance."""
@@ -186,7 +186,7 @@ class Executor:
         _log_traceback(claim, entry.spec.label, error)
         handler = "its retry policy"
         try:
-            answer = self._outcome_by_policy(claim, entry, error)
+            answer = self._retry_policy_outcome(claim, entry, error)
             if answer is None:
                 handler = "on_error"
                 encoded = await self._call_on_error(claim, entry, ctx, error, may_continue=may_continue)
@@ -208,7 +208,7 @@ class Executor:
         reason = f"{describe_error(error)} (and then {handler} raised {describe_error(second)})"
         return await self._encode_fail(claim, entry, ctx, reason, error, second=second)
 
-    def _outcome_by_policy(self, claim: Claim, entry: StepEntry, error: Exception) -> Outcome[Any] | None:
+    def _retry_policy_outcome(self, claim: Claim, entry: StepEntry, error: Exception) -> Outcome[Any] | None:
         """The answer of the step's retry policy; None if `on_error` must be called.
 
         The policy counts the exceptions of this visit: `attempt` also counts crashes and returned `Retry`s.
@@ -251,7 +251,7 @@ class Executor:
 
         seconds = spec.machine.on_error_timeout
         too_long = f"it took longer than its timeout of {seconds:g} s"
-        answer = await self._hooks.call(claim, call, is_async=is_async, seconds=seconds, too_long=too_long)
+        answer = await self._hooks.call_hook(claim, call, is_async=is_async, seconds=seconds, too_long=too_long)
         return answer if type(answer) is EncodedOutcome else encode(answer)
 
     async def call_on_cancel(self, claim: Claim, entry: StepEntry, reason: str, timeout: float) -> str:
@@ -265,7 +265,7 @@ class Executor:
                     self._encryption.decrypt_claim(claim)
             state = entry.spec.state_codec.decode(claim.state)
             ctx = self._make_context(claim, entry.spec)
-            await self._hooks.call(
+            await self._hooks.call_hook(
                 claim,
                 functools.partial(cast(Any, owner).on_cancel, state, ctx, reason),
                 is_async=inspect.iscoroutinefunction(owner.on_cancel),
@@ -279,7 +279,7 @@ class Executor:
             raised: BaseException = error
         except BaseException as error:
             raised = error
-        # The kind of the error, as in handle_step_error.
+        # The kind of the error, as in answer_step_error.
         log.error("instance %d: on_cancel of %s raised %s", claim.id, entry.spec.label, type(raised).__name__)
         _log_traceback(claim, f"on_cancel of {entry.spec.label}", raised)
         return to_storable_error(f"{reason} (and then on_cancel raised {describe_error(raised)})")
@@ -361,7 +361,9 @@ def _log_traceback(claim: Claim, what: str, error: BaseException) -> None:
         errors_log.debug("instance %d: %s raised %s\n%s", claim.id, what, error_type_of(error), frames)
 
 
-async def _encrypt_outcome(encoded: EncodedOutcome, claim: Claim, encryption: RowEncryption) -> EncodedOutcome:
+async def _encrypt_outcome(
+    encoded: EncodedOutcome, claim: Claim, encryption: ClaimAndOutcomeEncryption
+) -> EncodedOutcome:
     encoded.plain_state = encoded.commit.value
     await encryption.encrypt_outcome(encoded.commit, claim)
     return encoded
@@ -377,7 +379,7 @@ async def _await_within_timeout(running: Awaitable[Any], spec: StepSpec) -> Any:
     if spec.timeout is None:
         return await running
     too_long = f"step {spec.label} ran longer than its timeout of {spec.timeout:g} s"
-    return await await_within(running, spec.timeout, too_long)
+    return await await_within_seconds(running, spec.timeout, too_long)
 
 
 async def _absorb_own_cancellation(claim: Claim) -> None:
@@ -394,6 +396,4 @@ async def _absorb_own_cancellation(claim: Claim) -> None:
 
 
 def _awaited_signals(claim: Claim) -> tuple[Received, ...]:
-    if claim.awaits is None:
-        return ()
-    return tuple(s for s in claim.inbox if s.name in claim.awaits)
+    return () if claim.awaits is None else tuple(s for s in claim.inbox if s.name in claim.awaits)

@@ -57,7 +57,7 @@ class Gc(BackgroundTask):
         self._interval_seconds = (options.gc_interval or timedelta(0)).total_seconds()
         self._retention = options.retention
         self._declared: dict[str, Retention] = {}
-        self._scans = scans_for_retentions([self._retention])
+        self._scans = make_retention_scans([self._retention])
         self._batch_size = options.gc_batch
         self._runner = SkippingBatchRunner("gc")
         self._rounds = 0
@@ -67,12 +67,12 @@ class Gc(BackgroundTask):
         declared = await self._connection.run(self._retention_statements.declared_retentions())
         if declared != self._declared:  # a shorter retention applies to rows that a scan has passed
             self._declared = declared
-            self._scans = scans_for_retentions([self._retention, *declared.values()])
+            self._scans = make_retention_scans([self._retention, *declared.values()])
         has_more = [await self._delete_batch(scan) for scan in self._scans]
         if any(has_more):
             return 0.0
-        await self._connection.run(self._statements.delete_full_buckets())
-        if await self._connection.run(self._statements.gc_allocated_ids(self._batch_size)) == self._batch_size:
+        await self._connection.run(self._statements.delete_full_rate_buckets())
+        if await self._connection.run(self._statements.gc_unused_ids(self._batch_size)) == self._batch_size:
             return 0.0
         self._rounds += 1
         if self._rounds % REVISIT_ROUNDS == 0:
@@ -87,25 +87,25 @@ class Gc(BackgroundTask):
         async def delete(batch: int, skip: int) -> int:
             nonlocal after, has_more
             # The position stays until the batch is complete: `skip` counts from it.
-            result = await self._connection.run(self._delete_statement(scan, batch, skip))
+            result = await self._connection.run(self._make_delete_statement(scan, batch, skip))
             after, has_more = result.visited_until, result.more
             if result.deleted and self._events.active:
                 self._events.emit(InstancesCollected(result.deleted))
             return result.deleted
 
-        await self._runner.run(delete, self._batch_size)
+        await self._runner.run_in_batches(delete, self._batch_size)
         scan.after = after
         return has_more
 
-    def _delete_statement(self, scan: RetentionScan, batch: int, skip: int) -> Statement[GcResult]:
+    def _make_delete_statement(self, scan: RetentionScan, batch: int, skip: int) -> Statement[GcResult]:
         if scan.retention_seconds is None:
-            return self._retention_statements.gc_kept_rows(batch, skip=skip, after=scan.after)
+            return self._retention_statements.gc_rows_past_own_keep(batch, skip=skip, after=scan.after)
         return self._statements.gc(
             *self._retention.seconds, batch, skip=skip, after=scan.after, min_age=scan.retention_seconds
         )
 
 
-def scans_for_retentions(retentions: Iterable[Retention]) -> list[RetentionScan]:
+def make_retention_scans(retentions: Iterable[Retention]) -> list[RetentionScan]:
     """One scan for each of the retentions that differ, the shortest first, and one over rows with their own keep."""
     ages = {seconds for retention in retentions for seconds in retention.seconds if seconds is not None}
     return [*(RetentionScan(seconds) for seconds in sorted(ages)), RetentionScan(None)]

@@ -20,7 +20,7 @@ from typing import Final
 from gen_durable.backoff import Pauses
 from gen_durable.engine.active_claim import ActiveClaim
 from gen_durable.engine.claim_table import ClaimTable
-from gen_durable.engine.loop_monitor import LoopMonitor
+from gen_durable.engine.event_loop_monitor import EventLoopMonitor
 from gen_durable.loggers import get_logger
 from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
 from gen_durable.pg.faults import ConnectionLost, FaultKind, SqlError, classify_error, describe_for_log
@@ -67,7 +67,7 @@ class Heartbeat:
 
     def start(self) -> None:
         """Start the thread. The caller's event loop is the one it reports to and watches for lag."""
-        monitor = LoopMonitor(2 * self._interval_seconds, self._report_loop_lag)
+        monitor = EventLoopMonitor(2 * self._interval_seconds, self._report_loop_lag)
         self._thread = threading.Thread(
             target=self._run_thread, args=(monitor,), name="gen_durable heartbeat", daemon=True
         )
@@ -128,11 +128,11 @@ class Heartbeat:
             return {}
         return await self._connection.run(self._statements.cancel_requests_of(fences), timeout=self._interval_seconds)
 
-    def _run_thread(self, monitor: LoopMonitor) -> None:
+    def _run_thread(self, monitor: EventLoopMonitor) -> None:
         with asyncio.Runner() as runner:
-            runner.run(self._send_heartbeats(monitor))
+            runner.run(self._run_rounds_until_stopped(monitor))
 
-    async def _send_heartbeats(self, monitor: LoopMonitor) -> None:
+    async def _run_rounds_until_stopped(self, monitor: EventLoopMonitor) -> None:
         # Two heartbeats per interval, so that a claim made just after one does not wait nearly two intervals.
         longest = self._interval_seconds / 2
         pauses = Pauses(min(FIRST_PAUSE, longest), longest)
@@ -141,7 +141,7 @@ class Heartbeat:
             began = time.monotonic()
             pause = longest
             try:
-                await self._send_heartbeat(monitor)
+                await self._run_heartbeat_round(monitor)
                 failed = False
                 pauses.reset()
             except Exception as error:  # of any kind: without this thread all claims of the worker are lost
@@ -155,7 +155,7 @@ class Heartbeat:
             with contextlib.suppress(Exception):
                 await self._connection.close()
 
-    async def _send_heartbeat(self, monitor: LoopMonitor) -> None:
+    async def _run_heartbeat_round(self, monitor: EventLoopMonitor) -> None:
         """Extend leases and pass on cancel requests, unless the worker's loop has not answered for too long."""
         blocked = monitor.measure_lag()
         if blocked < self._lease_seconds:
@@ -170,7 +170,7 @@ class Heartbeat:
         if requests := await self.read_cancel_requests():
             monitor.call_on_loop(self._claims.apply_cancel_requests, requests)
 
-    async def _return_rows_not_begun(self, monitor: LoopMonitor, blocked: float) -> None:
+    async def _return_rows_not_begun(self, monitor: EventLoopMonitor, blocked: float) -> None:
         """Return the rows whose steps have not begun, so that other workers run them."""
         claims = self._claims.withdraw_not_begun()
         log.error(

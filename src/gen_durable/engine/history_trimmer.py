@@ -44,13 +44,13 @@ class HistoryTrimmer(BackgroundTask):
         await self._added.wait()
         while self._lengths:
             instances = list(islice(self._lengths, MAX_INSTANCES))
-            await self._runner.run_list(instances, self._trim)
+            await self._runner.run_on_list(instances, self._trim_histories)
             for instance in instances:
                 self._lengths.pop(instance, None)
         self._added.clear()
         return PAUSE
 
-    async def _trim(self, instances: list[int]) -> None:
+    async def _trim_histories(self, instances: list[int]) -> None:
         lengths: dict[int, int] = {instance: self._lengths[instance] for instance in instances}
         while lengths:
             unfinished = await self._connection.run(self._statements.trim_history(lengths, BATCH))

@@ -26,7 +26,7 @@ class HookCaller:
     def __init__(self, threads: ThreadPool) -> None:
         self._threads = threads
 
-    async def call(
+    async def call_hook(
         self, claim: Claim, hook: Callable[[], Any], *, is_async: bool, seconds: float, too_long: str
     ) -> Any:
         """Call a hook and return its answer. Raises `StepTimeout(too_long)` after `seconds`, and `NoFreeThread`.
@@ -35,17 +35,17 @@ class HookCaller:
         its answer is dropped, and while it runs a cancel waits for it.
         """
         if is_async:
-            return await await_within(hook(), seconds, too_long)
+            return await await_within_seconds(hook(), seconds, too_long)
         done = await self._threads.start_call(functools.partial(contextvars.copy_context().run, hook))
         claim.is_in_thread = True
         try:
-            answer = await await_within(done, seconds, too_long)
+            answer = await await_within_seconds(done, seconds, too_long)
         finally:
             claim.is_in_thread = False
-        return await await_within(answer, seconds, too_long) if inspect.isawaitable(answer) else answer
+        return await await_within_seconds(answer, seconds, too_long) if inspect.isawaitable(answer) else answer
 
 
-async def await_within(running: Awaitable[Any], seconds: float, too_long: str) -> Any:
+async def await_within_seconds(running: Awaitable[Any], seconds: float, too_long: str) -> Any:
     """Await within a time. Raises `StepTimeout(too_long)` after it; a `TimeoutError` of the code itself passes."""
     limit = asyncio.timeout(seconds)
     try:

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 from gen_durable.context import Child
-from gen_durable.engine.journal_writer import JournalWriter
+from gen_durable.engine.journal_action_runner import JournalActionRunner
 from gen_durable.errors import GenDurableError
 from gen_durable.pg.faults import ConnectionLost, SqlError, describe_for_log
 from gen_durable.pg.pool import Pool
@@ -44,7 +44,7 @@ class LargeClaimReader:
         pool: Pool,
         statements: StatementBuilder,
         journal_statements: JournalStatementBuilder,
-        journal: JournalWriter,
+        journal: JournalActionRunner,
     ) -> None:
         self._pool = pool
         self._statements = statements

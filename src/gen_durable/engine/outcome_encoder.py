@@ -62,7 +62,7 @@ class EncodedOutcome(msgspec.Struct, eq=False, gc=False):
         children, rest, extra = self.commit.many_children, self.remaining_starts, self.extra
         if rest is None:
             return False
-        chunk, may_have_more = _encode_chunk(rest)
+        chunk, may_have_more = _encode_chunk_of_starts(rest)
         if children is not None:
             _add_children(children, chunk)
             check_child_count(len(children.encoded))
@@ -98,11 +98,11 @@ def encode_outcome(
     match outcome:
         case Next():
             encoded.queue = outcome.queue
-            _encode_spawned(encoded, extra, outcome.spawn)
+            _encode_first_spawned_chunk(encoded, extra, outcome.spawn)
             encoded.state = _encode_next(commit, extra, outcome, claim, spec, may_continue=may_continue)
         case Done():
             _encode_done(commit, outcome, claim, spec)
-            _encode_spawned(encoded, extra, outcome.spawn)
+            _encode_first_spawned_chunk(encoded, extra, outcome.spawn)
         case Retry():
             _encode_retry(commit, outcome, spec)
         case Await():
@@ -116,7 +116,7 @@ def encode_outcome(
         case _:
             assert_never(outcome)
     if error is not None or commit.kind == "fail":
-        _add_failure(commit, extra, outcome, error, second)
+        _add_error_and_traceback(commit, extra, outcome, error, second)
     if ctx.awaited and (consumed := _consumed_signals(outcome, claim, spec, ctx)):
         encoded.consumed = extra["consumed"] = consumed
     _add_history_and_extra(commit, extra, claim, spec)
@@ -130,7 +130,7 @@ def encode_cancel_outcome(claim: Claim, spec: StepSpec, reason: str) -> EncodedO
     return EncodedOutcome(commit, "Cancel")
 
 
-def _add_failure(
+def _add_error_and_traceback(
     commit: Commit,
     extra: dict[str, Any],
     outcome: AnyOutcome,
@@ -194,11 +194,11 @@ def _encode_done(commit: Commit, outcome: Done[Any], claim: Claim, spec: StepSpe
     commit.parent = claim.parent_id
 
 
-def _encode_spawned(encoded: EncodedOutcome, extra: dict[str, Any], starts: Iterable[Start[Any]]) -> None:
+def _encode_first_spawned_chunk(encoded: EncodedOutcome, extra: dict[str, Any], starts: Iterable[Start[Any]]) -> None:
     """Encode the first chunk of instances to start; the others, if any, are left to `encode_next_chunk`."""
     if starts:
         rest = iter(starts)
-        extra["spawn"], may_have_more = _encode_chunk(rest)
+        extra["spawn"], may_have_more = _encode_chunk_of_starts(rest)
         if may_have_more:
             encoded.remaining_starts, encoded.extra = rest, extra
 
@@ -303,7 +303,7 @@ def _encode_children(
     rest = iter(outcome.children)
     # A generator that was made in a thread is iterated there (Executor._encode_remaining_starts).
     here = spec.is_async or isinstance(outcome.children, Sized)
-    first, may_have_more = _encode_chunk(rest) if here else ([], True)
+    first, may_have_more = _encode_chunk_of_starts(rest) if here else ([], True)
     if not may_have_more:
         extra["children"] = first
         return None
@@ -312,7 +312,7 @@ def _encode_children(
     return rest
 
 
-def _encode_chunk(starts: Iterator[Start[Any]]) -> tuple[list[dict[str, object]], bool]:
+def _encode_chunk_of_starts(starts: Iterator[Start[Any]]) -> tuple[list[dict[str, object]], bool]:
     """Encode instances to start until they are many or large; returns whether there may be more."""
     encoded: list[dict[str, object]] = []
     size = 0

@@ -20,7 +20,7 @@ from gen_durable.core.background_task import BackgroundTask
 from gen_durable.core.notifier import Notifier
 from gen_durable.engine.claim_table import ClaimTable
 from gen_durable.engine.committer import Committer
-from gen_durable.engine.scan_positions import ScanPositions
+from gen_durable.engine.pick_scan_positions import PickScanPositions
 from gen_durable.engine.slots import Slots
 from gen_durable.engine.wakeup_budget import WakeupBudget
 from gen_durable.loggers import get_logger
@@ -37,7 +37,7 @@ MAX_UNCOMMITTED: Final = 2000
 UNCOMMITTED_PAUSE: Final = 0.005
 
 
-class FairCursors:
+class FairQueueCursors:
     """Which group each fair queue served last, so that the next pick continues with the group after it.
 
     Each worker goes round all groups that have work by itself, so the workers are fair together.
@@ -49,14 +49,14 @@ class FairCursors:
         self._group_kinds = group_kinds
         self._last_groups: dict[str, str | None] = {}
 
-    def pick_argument(self, queues: Iterable[str]) -> str | None:
+    def to_pick_argument(self, queues: Iterable[str]) -> str | None:
         """The cursors of these queues as JSON for `pick`; None if none of them is fair."""
         if not self._group_kinds:
             return None
         fair = {q: (self._group_kinds[q], self._last_groups.get(q)) for q in queues if q in self._group_kinds}
         return msgspec.json.encode(fair).decode() if fair else None
 
-    def update(self, picked: PickResult) -> None:
+    def update_from_pick(self, picked: PickResult) -> None:
         self._last_groups.update(picked.last_groups)
 
 
@@ -92,8 +92,8 @@ class Picker(BackgroundTask):
         self._poll_seconds = self._min_poll_seconds = options.poll_interval.total_seconds()
         self._max_poll_seconds = options.max_poll_interval.total_seconds()
         self._picked_at = 0.0
-        self._scan_positions = ScanPositions()
-        self._cursors = FairCursors(options.group_kind_by_queue)
+        self._scan_positions = PickScanPositions()
+        self._cursors = FairQueueCursors(options.group_kind_by_queue)
         self._pick_task: asyncio.Task[PickResult] | None = None
         self._budget = WakeupBudget(time.monotonic())
 
@@ -112,7 +112,7 @@ class Picker(BackgroundTask):
         if slots is None or slots.has_work or self._stopping:
             return
         now = time.monotonic()
-        pick_at = self._budget.reserve(now)
+        pick_at = self._budget.reserve_pick_time(now)
         if pick_at <= now:
             self.wake(queue)
         elif pick_at < slots.due_at:
@@ -157,9 +157,9 @@ class Picker(BackgroundTask):
         return 0.0
 
     async def _pick_uninterrupted(self, demands: dict[str, int]) -> PickResult:
-        expected = {name: self._slots.queues[name].reset_for_pick() for name in demands}
+        expected = {name: self._slots.queues[name].reset_and_get_expected_rows() for name in demands}
         self._pick_task = asyncio.get_running_loop().create_task(
-            self._pick_and_report_missed(demands, expected), name="gen_durable pick"
+            self._pick_and_notify_of_missed_rows(demands, expected), name="gen_durable pick"
         )
         try:
             # A stop must not interrupt the pick: rows claimed by a statement whose answer is dropped are lost to
@@ -171,14 +171,14 @@ class Picker(BackgroundTask):
                 self._slots.queues[name].expected += expected[name]
             raise
 
-    async def _pick_and_report_missed(self, demands: dict[str, int], expected: dict[str, int]) -> PickResult:
+    async def _pick_and_notify_of_missed_rows(self, demands: dict[str, int], expected: dict[str, int]) -> PickResult:
         try:
-            picked = await self._claim_rows(demands)
+            picked = await self._pick_and_start_claims(demands)
         except SqlError as error:
             if not is_caused_by_data(error):
                 raise
             picked = await self._pick_one_by_one(demands)
-        self._report_missed_rows(expected, picked)
+        self._notify_of_missed_rows(expected, picked)
         return picked
 
     async def _pick_one_by_one(self, demands: dict[str, int]) -> PickResult:
@@ -190,7 +190,7 @@ class Picker(BackgroundTask):
         for queue, demand in demands.items():
             for _ in range(demand):
                 try:
-                    last = await self._claim_rows({queue: 1})
+                    last = await self._pick_and_start_claims({queue: 1})
                 except SqlError as error:
                     if not is_caused_by_data(error):
                         raise
@@ -202,7 +202,7 @@ class Picker(BackgroundTask):
     async def _postpone_unreadable_head(self, queue: str, error: SqlError) -> PickResult:
         """Claim the head of a queue without its payloads, and return it with a back-off and the reason."""
         started = time.monotonic()
-        statement = self._statements.pick_without_payloads(self._pick_statement({queue: 1}, None))
+        statement = self._statements.pick_without_payloads(self._make_pick_statement({queue: 1}, None))
         try:
             picked = await self._connection.run(statement)
         except SqlError as again:
@@ -215,12 +215,12 @@ class Picker(BackgroundTask):
                 f"its claim cannot be read ({describe_for_log(error)}): look at its signals, children and activities"
             )
             log.error("instance %d of %s: %s", claim.id, claim.machine, reason)
-            self._claims.postpone(self._claims.register(claim, started), reason)
+            self._claims.postpone(self._claims.register_and_cancel_unawaited_children(claim, started), reason)
         if picked.woken_queues:
             self._notifier.wake_queues(picked.woken_queues)
         return picked
 
-    def _pick_statement(self, demands: dict[str, int], scan_positions: str | None) -> Statement[PickResult]:
+    def _make_pick_statement(self, demands: dict[str, int], scan_positions: str | None) -> Statement[PickResult]:
         free = [self._slots.queues[name].free_count for name in demands]
         return self._statements.pick(
             self._worker,
@@ -228,27 +228,29 @@ class Picker(BackgroundTask):
             self._known_steps,
             self._lease_seconds,
             scan_positions=scan_positions,
-            fair=self._cursors.pick_argument(demands),
+            fair=self._cursors.to_pick_argument(demands),
             free=free if any(map(operator.lt, free, demands.values())) else None,
             crashed=self._claims.crashed.free_count,
             last_chance=self._claims.crashed.is_idle,
         )
 
-    async def _claim_rows(self, demands: dict[str, int]) -> PickResult:
+    async def _pick_and_start_claims(self, demands: dict[str, int]) -> PickResult:
         started = time.monotonic()
-        scan_positions = self._scan_positions.pick_argument(demands)
-        picked = await self._connection.run(self._pick_statement(demands, scan_positions))
-        self._scan_positions.update(picked, scan_positions, time.monotonic() - started)
-        self._cursors.update(picked)
+        scan_positions = self._scan_positions.to_pick_argument(demands)
+        picked = await self._connection.run(self._make_pick_statement(demands, scan_positions))
+        self._scan_positions.update_from_pick(picked, scan_positions, time.monotonic() - started)
+        self._cursors.update_from_pick(picked)
         if picked.claims:
             self._claims.add_and_start(picked.claims, started)
-            self._budget.add_find()
-        self._plan_next_pick(demands, picked)
+            self._budget.refill_after_find()
+        self._plan_next_pick_and_notify_if_full(demands, picked)
+        if self._events.active:
+            self._emit_pick_events(demands, picked)
         if picked.woken_queues:
             self._notifier.wake_queues(picked.woken_queues)
         return picked
 
-    def _plan_next_pick(self, demands: dict[str, int], picked: PickResult) -> None:
+    def _plan_next_pick_and_notify_if_full(self, demands: dict[str, int], picked: PickResult) -> None:
         now = time.monotonic()
         reports = {report.queue: report for report in picked.unmet}
         for name in demands:
@@ -262,24 +264,22 @@ class Picker(BackgroundTask):
                     m for m in (report.next_due, self._scan_positions.seconds_to_full_scan(name)) if m is not None
                 ]
                 if moments:
-                    # schedule_pick may have set a nearer moment while the statement was under way.
+                    # schedule_pick_or_wake may have set a nearer moment while the statement was under way.
                     slots.due_at = min(slots.due_at, now + max(min(moments), 0.0))
         if picked.claims:
             self._poll_seconds = self._min_poll_seconds
         else:
             self._poll_seconds = min(self._poll_seconds * 2, self._max_poll_seconds)
         self._picked_at = now
-        if self._events.active:
-            self._emit_events(demands, picked)
 
-    def _report_missed_rows(self, expected: dict[str, int], picked: PickResult) -> None:
+    def _notify_of_missed_rows(self, expected: dict[str, int], picked: PickResult) -> None:
         """Rows that this worker was woken for and did not find may have steps that only other workers know."""
         for report in picked.unmet:
             count = expected[report.queue]
             if count and sum(claim.queue == report.queue for claim in picked.claims) < count:
                 self._notifier.notify_rows_not_found(report.queue)
 
-    def _emit_events(self, demands: dict[str, int], picked: PickResult) -> None:
+    def _emit_pick_events(self, demands: dict[str, int], picked: PickResult) -> None:
         counts = dict.fromkeys(demands, 0)
         for claim in picked.claims:
             counts[claim.queue] += 1

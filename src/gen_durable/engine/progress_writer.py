@@ -85,7 +85,7 @@ class ProgressWriter:
         while self._reports:
             batch = self._take_batch()
             try:
-                await self._runner.run_list(batch, self._write_batch)
+                await self._runner.run_on_list(batch, self._write_batch)
             except Exception as error:  # of any kind: progress must not disturb a step
                 log.debug("%d reports of progress were dropped (%s)", len(batch), type(error).__name__)
             await asyncio.sleep(BATCH_PAUSE)

@@ -82,8 +82,8 @@ class Reaper(BackgroundTask):
 
     async def run_once(self) -> float:
         """Reap one batch; a full batch is followed by the next at once."""
-        is_full = await self._reap_runner.run(self._reap_batch, REAP_BATCH)
-        await self._unblock_missed()
+        is_full = await self._reap_runner.run_in_batches(self._reap_batch, REAP_BATCH)
+        await self._unblock_missed_rows()
         if self._queues and time.monotonic() >= self._rejected_due_at:
             await self._retry_signals_others_rejected()
         if self._queues and self._rounds % UNKNOWN_STEPS_EVERY == 0:
@@ -98,10 +98,10 @@ class Reaper(BackgroundTask):
         reaped = await self._connection.run(statement)
         self._notifier.act_on_follow_ups(reaped.follow_ups)
         if reaped.claims:
-            self._handle_reaped(reaped.claims)
+            self._wake_and_report_reaped(reaped.claims)
         return len(reaped.claims)
 
-    def _handle_reaped(self, claims: list[ReapedClaim]) -> None:
+    def _wake_and_report_reaped(self, claims: list[ReapedClaim]) -> None:
         shown = ", ".join(map(str, sorted(row.id for row in claims)[:LOGGED_IDS])) + (
             ", ..." if len(claims) > LOGGED_IDS else ""
         )
@@ -120,15 +120,15 @@ class Reaper(BackgroundTask):
         if self._dead_letters is not None:
             self._dead_letters.enqueue_calls(row.id for row in dead)
 
-    async def _unblock_missed(self) -> None:
+    async def _unblock_missed_rows(self) -> None:
         """Go through the gates that rows wait at, a few batches per round, and unblock rows that may run."""
         for _ in range(UNBLOCK_BATCHES):
-            await self._unblock_runner.run(self._unblock_batch, UNBLOCK_BATCH)
+            await self._unblock_runner.run_in_batches(self._unblock_gate_batch, UNBLOCK_BATCH)
             if self._unblocked_up_to is None:
                 return
 
-    async def _unblock_batch(self, batch: int, skip: int) -> int:
-        statement = self._statements.unblock_missed(self._unblocked_up_to, batch + skip, skip=skip)
+    async def _unblock_gate_batch(self, batch: int, skip: int) -> int:
+        statement = self._statements.unblock_missed_rows(self._unblocked_up_to, batch + skip, skip=skip)
         self._unblocked_up_to, queues = await self._connection.run(statement)
         self._notifier.wake_queues(queues)
         if self._events.active:

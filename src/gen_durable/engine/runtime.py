@@ -4,7 +4,7 @@
                  ^ heartbeat, in a thread          reaper, gc: on every worker
 
 `Worker` creates a runtime when it starts; the notifier calls `wake`, `wake_by_message`, `wake_all` and
-`apply_pending_cancel_requests`.
+`check_cancel_requests_soon`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from typing import Final
 
 from gen_durable.config import WorkerOptions
 from gen_durable.core.background_task import BackgroundTask
-from gen_durable.core.row_encryption import RowEncryption
+from gen_durable.core.claim_and_outcome_encryption import ClaimAndOutcomeEncryption
 from gen_durable.core.services import Services
 from gen_durable.decoder_fingerprints import DecoderFingerprints
 from gen_durable.engine.active_claim import ActiveClaim
+from gen_durable.engine.children_reader import ChildrenReader
 from gen_durable.engine.claim_runner import ClaimRunner
 from gen_durable.engine.claim_table import ClaimTable
 from gen_durable.engine.committer import Committer
@@ -28,9 +29,8 @@ from gen_durable.engine.executor import Executor
 from gen_durable.engine.gc import Gc
 from gen_durable.engine.heartbeat import Heartbeat
 from gen_durable.engine.history_trimmer import HistoryTrimmer
-from gen_durable.engine.journal_writer import JournalWriter
+from gen_durable.engine.journal_action_runner import JournalActionRunner
 from gen_durable.engine.large_claim_reader import LargeClaimReader
-from gen_durable.engine.many_children import ChildrenReader
 from gen_durable.engine.picker import Picker
 from gen_durable.engine.reaper import Reaper
 from gen_durable.engine.slots import Slots
@@ -107,7 +107,7 @@ class Runtime:
 
     def _build_claim_parts(self, services: Services, target: ConnectionTarget) -> None:
         """The parts that run a claim, innermost first."""
-        self._journal = JournalWriter(
+        self._journal = JournalActionRunner(
             services.pool,
             services.schema.name,
             services.journal_statements,
@@ -123,7 +123,7 @@ class Runtime:
             self._journal,
             encryption=None
             if services.encryption is None
-            else RowEncryption(services.encryption, services.pool, services.statements),
+            else ClaimAndOutcomeEncryption(services.encryption, services.pool, services.statements),
         )
         self._transactional = TransactionalExecutor(
             executor, target, services.statements, TRANSACTION_CONNECTIONS, notifier=services.notifier, worker=self.name
@@ -207,9 +207,9 @@ class Runtime:
         """Pick from every queue."""
         self.picker.wake_all()
 
-    def apply_pending_cancel_requests(self) -> None:
+    def check_cancel_requests_soon(self) -> None:
         """Read the cancel requests of this worker's claims, and act on them."""
-        self.claims.apply_pending_cancel_requests()
+        self.claims.check_cancel_requests_soon()
 
     async def start(self) -> None:
         """Start the background parts. A worker without queues only maintains the database."""
@@ -268,7 +268,7 @@ class Runtime:
         """Release claims that have not started, wait for steps under way, and for their commits."""
         unstarted = [active for active in self.claims.list_all() if active.task is None]
         await self.claims.release(unstarted)
-        await self.tasks.wait(self._drain_seconds)
+        await self.tasks.wait_until_empty(self._drain_seconds)
         overdue = [active for active in self.claims.list_all() if active.task is not None and not active.task.done()]
         if self._events.active:
             for queue in self.slots.queues:

@@ -29,7 +29,7 @@ class SkippingBatchRunner:
         self._what = what
         self._reported_at = -REPORT_SECONDS
 
-    async def run(self, handle_rows: Callable[[int, int], Awaitable[int]], batch: int) -> bool:
+    async def run_in_batches(self, handle_rows: Callable[[int, int], Awaitable[int]], batch: int) -> bool:
         """Call `handle_rows(size, skip)`, which handles up to `size` rows after the first `skip` and returns how many.
 
         Returns whether a full batch was handled, so that more rows may wait.
@@ -52,7 +52,7 @@ class SkippingBatchRunner:
             if size == batch or count < size:
                 return count == batch
 
-    async def run_list(self, rows: list[T], handle_rows: Callable[[list[T]], Awaitable[None]]) -> None:
+    async def run_on_list(self, rows: list[T], handle_rows: Callable[[list[T]], Awaitable[None]]) -> None:
         """Call `handle_rows` with all rows, or with parts of them that are not refused."""
         try:
             await handle_rows(rows)
@@ -62,8 +62,8 @@ class SkippingBatchRunner:
             if len(rows) == 1:
                 return self._report_skipped_row(error)
             middle = len(rows) // 2
-            await self.run_list(rows[:middle], handle_rows)
-            await self.run_list(rows[middle:], handle_rows)
+            await self.run_on_list(rows[:middle], handle_rows)
+            await self.run_on_list(rows[middle:], handle_rows)
 
     def _report_skipped_row(self, error: SqlError) -> None:
         now = time.monotonic()

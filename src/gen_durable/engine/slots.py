@@ -31,11 +31,11 @@ class ClaimRunnerProtocol(Protocol):
 
     def run_claim(self, active: ActiveClaim, /) -> Coroutine[Any, Any, None]: ...
 
-    def handle_engine_error(self, active: ActiveClaim, error: BaseException, /) -> None: ...
+    def log_engine_error_and_postpone(self, active: ActiveClaim, error: BaseException, /) -> None: ...
 
     def release_unstarted(self, claims: list[ActiveClaim], /) -> None: ...
 
-    def handle_cancellation_by_other_code(self, active: ActiveClaim, /) -> None: ...
+    def recover_from_cancellation_by_other_code(self, active: ActiveClaim, /) -> None: ...
 
 
 class QueueSlots:
@@ -103,7 +103,7 @@ class QueueSlots:
         worthwhile = least if has_idle_slot else max(least, self.prefetch // 2)
         return min(capacity, MAX_PICK) if capacity >= worthwhile else 0
 
-    def reset_for_pick(self) -> int:
+    def reset_and_get_expected_rows(self) -> int:
         """Forget the reasons for this pick. Returns how many rows it is expected to find."""
         self.has_work = False
         self.due_at = NEVER
@@ -152,9 +152,9 @@ class Slots:
         else:
             queue.buffer_claim(active, now)
             if queue.release_timer is None and queue.has_adaptive_prefetch:
-                queue.release_timer = self._loop.call_later(active.start_by - now, self._release_overdue, queue)
+                queue.release_timer = self._loop.call_later(active.start_by - now, self._release_overdue_claims, queue)
 
-    def _release_overdue(self, queue: QueueSlots) -> None:
+    def _release_overdue_claims(self, queue: QueueSlots) -> None:
         """Release buffered claims that should have started: the steps before them are longer than expected."""
         queue.release_timer = None
         if self.stopping:
@@ -169,9 +169,9 @@ class Slots:
             self.runner.release_unstarted(overdue)
         if queue.buffer:
             next_at = min(active.start_by for active in queue.buffer)
-            queue.release_timer = self._loop.call_later(next_at - now, self._release_overdue, queue)
+            queue.release_timer = self._loop.call_later(next_at - now, self._release_overdue_claims, queue)
 
-    def start_cancelled_claim(self, active: ActiveClaim) -> None:
+    def start_cancel_of_buffered_claim(self, active: ActiveClaim) -> None:
         """Start a buffered claim out of turn: one that has a cancel request, and so runs no step."""
         self.remove_from_buffer(active)
         self.spawn_without_slot(active, self.runner.run_claim(active))
@@ -179,7 +179,7 @@ class Slots:
     def spawn_without_slot(self, active: ActiveClaim, coroutine: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine as the task of a claim, without a slot."""
         active.task = task = self._tasks.spawn(coroutine)
-        task.add_done_callback(lambda done: self._handle_failed_task(active, done))
+        task.add_done_callback(lambda done: self._return_row_of_failed_task(active, done))
 
     def remove_from_buffer(self, active: ActiveClaim) -> None:
         """Take a claim out of the buffer, if it is there."""
@@ -221,7 +221,7 @@ class Slots:
         active.has_slot = True
         active.started_at = time.monotonic()
 
-    def schedule_pick(self, queue: str, seconds: float) -> None:
+    def schedule_pick_or_wake(self, queue: str, seconds: float) -> None:
         """A row of a queue becomes due in `seconds`: pick then, or wake the workers that serve the queue."""
         slots = self.queues.get(queue)
         if slots is None:
@@ -232,7 +232,7 @@ class Slots:
             slots.due_at = moment
             self.changed.set()
 
-    def request_picks(self) -> None:
+    def request_pick_of_every_queue(self) -> None:
         """Pick from every queue that has capacity."""
         for queue in self.queues.values():
             queue.has_work = True
@@ -255,17 +255,17 @@ class Slots:
         else:
             queue.lent -= 1
         if task.cancelled() or task.exception() is not None:
-            self._handle_failed_task(active, task)
+            self._return_row_of_failed_task(active, task)
         self._fill_free_slots(queue, now)
         self.changed.set()
 
-    def _handle_failed_task(self, active: ActiveClaim, task: asyncio.Task[None]) -> None:
+    def _return_row_of_failed_task(self, active: ActiveClaim, task: asyncio.Task[None]) -> None:
         """A task that ends without an outcome must not leave its row to the heartbeat."""
         if task.cancelled():
             if not active.claim.is_interrupted and not active.has_outcome:
-                self.runner.handle_cancellation_by_other_code(active)
+                self.runner.recover_from_cancellation_by_other_code(active)
         elif (error := task.exception()) is not None:
-            self.runner.handle_engine_error(active, error)
+            self.runner.log_engine_error_and_postpone(active, error)
 
     def _fill_free_slots(self, queue: QueueSlots, now: float) -> None:
         """Grant free slots to claims that continue, then to buffered claims."""

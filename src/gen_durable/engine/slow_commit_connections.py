@@ -51,13 +51,13 @@ class SlowCommitConnections:
             finally:
                 self._in_use.discard(connection)
                 self._free.append(connection)
-                self._plan_close()
+                self._schedule_idle_close()
 
-    def _plan_close(self) -> None:
+    def _schedule_idle_close(self) -> None:
         self._cancel_timer()
-        self._timer = asyncio.get_running_loop().call_later(IDLE_SECONDS, self._close_idle)
+        self._timer = asyncio.get_running_loop().call_later(IDLE_SECONDS, self._close_idle_connections)
 
-    def _close_idle(self) -> None:
+    def _close_idle_connections(self) -> None:
         idle, self._free = self._free, []
         for connection in idle:
             task = asyncio.get_running_loop().create_task(connection.close(), name="gen_durable close")

@@ -1,8 +1,8 @@
 """The journal of one step: activities (`ctx.run`) and checkpoints, so that a second execution need not repeat work.
 
 An activity that has a stored result is not called again in its visit. The journal does no I/O: its methods are
-generators of actions (call this, pause, run this statement), which the `JournalWriter` performs on the event loop or in
-the thread of a `def` step. Each write is fenced: in a worker that has lost its claim the first write raises
+generators of actions (call this, pause, run this statement), which the `JournalActionRunner` performs on the event loop
+or in the thread of a `def` step. Each write is fenced: in a worker that has lost its claim the first write raises
 `LeaseLost`, which ends the step.
 """
 
@@ -113,7 +113,7 @@ class StepJournal:
         if stored.checkpoint is not None:
             format_, _, value = stored.checkpoint
             check_checkpoint_format(format_)
-            self.checkpoint = self._decrypt(bytes(value), "checkpoint")
+            self.checkpoint = self._decrypt_stored_value(bytes(value), "checkpoint")
         if isinstance(stored.activities, list):
             self._add_activities(stored.activities)
 
@@ -133,10 +133,12 @@ class StepJournal:
             self._tried[name] = self._tried.get(name, 0) + 1
             if finished:
                 raw = (result or "null").encode()
-                self._finished[name] = raw = self._decrypt(raw, activity_field(self._visit, name, "result"))
+                self._finished[name] = raw = self._decrypt_stored_value(
+                    raw, activity_field(self._visit, name, "result")
+                )
                 self._size += len(raw)
 
-    def _decrypt(self, raw: bytes, field: str) -> bytes:
+    def _decrypt_stored_value(self, raw: bytes, field: str) -> bytes:
         return raw if self._encryption is None else self._encryption.decrypt(raw, self._fence.id, field).encode()
 
     def reset_for_next_execution(self) -> None:
@@ -228,7 +230,7 @@ class StepJournal:
                 raise failure
             if isinstance(failure, GenDurableError):  # another call would not cure it
                 raise failure
-            pause = _default_backoff if retry.backoff is default_backoff else retry.backoff
+            pause = _default_activity_backoff if retry.backoff is default_backoff else retry.backoff
             yield SleepBeforeRetry(check_delay(pause(errors - 1), f"the backoff of activity {name!r}"))
 
     def _check_total_size(self, name: str, size: int) -> None:
@@ -279,7 +281,7 @@ def _arguments_by_name(
     return named | extra
 
 
-def _default_backoff(attempt: int) -> timedelta:
+def _default_activity_backoff(attempt: int) -> timedelta:
     """Shorter pauses than those of steps: the step waits meanwhile, and occupies its slot."""
     return default_backoff(attempt, base=FIRST_PAUSE, cap=LONGEST_PAUSE)
 

@@ -25,7 +25,7 @@ class TaskSet:
         task.add_done_callback(self.running.discard)
         return task
 
-    async def wait(self, timeout: float | None = None) -> None:
+    async def wait_until_empty(self, timeout: float | None = None) -> None:
         """Wait until no task is left, also none that a task has spawned, or until `timeout` seconds have passed."""
         deadline = None if timeout is None else self._loop.time() + timeout
         while self.running:

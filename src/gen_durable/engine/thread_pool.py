@@ -25,7 +25,7 @@ log = get_logger("gen_durable.worker")
 LONGEST_WAIT: Final = 5.0  # seconds that a call waits for a thread while abandoned calls hold too many
 
 
-class _Call:
+class _ThreadCall:
     """A call in a thread. The pool changes `state` under its lock; the futures belong to the loop."""
 
     __slots__ = ("begun", "done", "function", "loop", "state")
@@ -60,7 +60,7 @@ class ThreadPool:
         self._idle = 0  # below zero: calls that wait for a thread
         self._abandoned = 0
         self._lock = threading.Lock()
-        self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[_ThreadCall | None] = queue.SimpleQueue()
 
     async def start_call(self, function: Callable[[], Any]) -> asyncio.Future[Any]:
         """Start a call in a thread, once one is free. Returns a future of its result. Raises `NoFreeThread`.
@@ -68,7 +68,7 @@ class ThreadPool:
         A function that has started runs to its end. If the future is cancelled before, the call is abandoned and its
         result dropped.
         """
-        call = _Call(function)
+        call = _ThreadCall(function)
         with self._lock:
             is_waiting = self._idle <= 0 and not self._try_start_thread()
             if is_waiting or self._idle > 0:
@@ -80,10 +80,12 @@ class ThreadPool:
             else:
                 await call.begun
         except asyncio.CancelledError:
-            if not self._withdraw(call):
-                self._abandon(call)
+            if not self._withdraw_call(call):
+                self._abandon_call_and_replace_thread(call)
             raise
-        call.done.add_done_callback(lambda done: self._abandon(call) if done.cancelled() else None)
+        call.done.add_done_callback(
+            lambda done: self._abandon_call_and_replace_thread(call) if done.cancelled() else None
+        )
         return call.done
 
     def close(self) -> None:
@@ -91,16 +93,16 @@ class ThreadPool:
         for _ in range(self._started):
             self._calls.put(None)
 
-    async def _wait_until_begun(self, call: _Call) -> None:
+    async def _wait_until_begun(self, call: _ThreadCall) -> None:
         while not (await asyncio.wait([call.begun], timeout=LONGEST_WAIT))[0]:
             # Without abandoned calls the wait is ordinary: there are fewer threads than slots.
-            if self._abandoned > self._size and self._withdraw(call):
+            if self._abandoned > self._size and self._withdraw_call(call):
                 raise NoFreeThread(
                     f"no free thread: calls that timed out and have not returned hold {self._abandoned} threads "
                     f"of a worker with threads={self._size}"
                 )
 
-    def _withdraw(self, call: _Call) -> bool:
+    def _withdraw_call(self, call: _ThreadCall) -> bool:
         """Prevent a call that no thread has taken yet. Returns False if one has."""
         with self._lock:
             if call.state != "waiting":
@@ -109,7 +111,7 @@ class ThreadPool:
             del call.function  # its place in the queue stays until a thread takes it
             return True
 
-    def _abandon(self, call: _Call) -> None:
+    def _abandon_call_and_replace_thread(self, call: _ThreadCall) -> None:
         """The result of a call is not awaited any more: replace its thread."""
         with self._lock:
             if call.state != "running":

@@ -21,12 +21,12 @@ from gen_durable.engine.committer import (
     COMMITTED,
     STALE,
     CommitResult,
-    notify_after_flush,
+    act_on_flush_follow_ups,
 )
 from gen_durable.engine.executor import Executor, TransactionalStepRaised
-from gen_durable.engine.many_children import flush_in_transaction
 from gen_durable.engine.outcome_encoder import EncodedOutcome
 from gen_durable.engine.outcome_rejection import UnusableLimit, describe_fault, to_rejection
+from gen_durable.engine.single_outcome_flusher import flush_outcome_and_children
 from gen_durable.engine.step_journal import StepJournal
 from gen_durable.errors import DatabaseUnavailable, InvalidOutcome, OutcomeRejected
 from gen_durable.loggers import get_logger
@@ -76,11 +76,11 @@ class TransactionalExecutor:
         self._notifier = notifier
         self._worker = worker
 
-    async def execute(self, active: ActiveClaim) -> tuple[EncodedOutcome, CommitResult]:
+    async def execute_and_commit(self, active: ActiveClaim) -> tuple[EncodedOutcome, CommitResult]:
         """Execute a step and commit its outcome with its writes.
 
-        Raises `TransactionalStepRaised` and `UnusableLimit` after a rollback, and what `Executor.execute` raises. A
-        cancel interrupts user code only: `active.is_in_step` is set as long as it runs.
+        Raises `TransactionalStepRaised` and `UnusableLimit` after a rollback, and what `Executor.execute_step` raises.
+        A cancel interrupts user code only: `active.is_in_step` is set as long as it runs.
         """
         claim = active.claim
         async with self._semaphore:
@@ -115,7 +115,7 @@ class TransactionalExecutor:
                 transaction = await SharedTransaction.begin(connection)
                 step_transaction = StepTransaction(transaction.driver_connection)
                 try:
-                    await self._executor.execute(claim, entry, may_continue=False, transaction=step_transaction)
+                    await self._executor.execute_step(claim, entry, may_continue=False, transaction=step_transaction)
                 finally:
                     step_transaction.reject_further_use()
                     transaction.drop()
@@ -149,7 +149,7 @@ class TransactionalExecutor:
         except BaseException:
             transaction.drop()
             raise
-        notify_after_flush(self._notifier, flushed)
+        act_on_flush_follow_ups(self._notifier, flushed)
         return encoded, STALE if flushed.stale_ids else CANCEL_REQUESTED if flushed.cancel_requested_ids else COMMITTED
 
     async def _execute_in_transaction(self, transaction: SharedTransaction, active: ActiveClaim) -> EncodedOutcome:
@@ -158,7 +158,7 @@ class TransactionalExecutor:
             started = time.perf_counter()
             active.is_in_step = True
             try:
-                encoded = await self._executor.execute(
+                encoded = await self._executor.execute_step(
                     active.claim, active.entry, may_continue=False, task=active.task, transaction=step_transaction
                 )
             finally:
@@ -184,7 +184,7 @@ class TransactionalExecutor:
 
     async def _flush_and_commit(self, transaction: SharedTransaction, commit: Commit, entry: StepEntry) -> FlushResult:
         """Flush and commit; roll back if the flush did not write the outcome."""
-        flushed = await self._flush(transaction, commit, entry)
+        flushed = await self._flush_outcome(transaction, commit, entry)
         if flushed.stale_ids or flushed.already_committed_ids or flushed.cancel_requested_ids:
             await transaction.rollback()
             return flushed
@@ -196,8 +196,10 @@ class TransactionalExecutor:
             ) from error
         return flushed
 
-    async def _flush(self, transaction: SharedTransaction, commit: Commit, entry: StepEntry) -> FlushResult:
-        work = functools.partial(flush_in_transaction, statements=self._statements, commit=commit, worker=self._worker)
+    async def _flush_outcome(self, transaction: SharedTransaction, commit: Commit, entry: StepEntry) -> FlushResult:
+        work = functools.partial(
+            flush_outcome_and_children, statements=self._statements, commit=commit, worker=self._worker
+        )
         pauses = Pauses(FIRST_PAUSE, LONGEST_PAUSE)
         for retries_left in range(FLUSH_RETRIES, -1, -1):
             try:

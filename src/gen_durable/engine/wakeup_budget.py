@@ -24,7 +24,7 @@ class WakeupBudget:
         self._credited_at = now
         self._next_at = now
 
-    def reserve(self, now: float) -> float:
+    def reserve_pick_time(self, now: float) -> float:
         """When the next pick may run: now, or a moment that all messages until then share."""
         if self._next_at > now:
             return self._next_at
@@ -36,6 +36,6 @@ class WakeupBudget:
             return self._next_at
         return now
 
-    def add_find(self) -> None:
+    def refill_after_find(self) -> None:
         """A pick has found rows."""
         self._credit = min(BURST, self._credit + PICKS_PER_FIND)

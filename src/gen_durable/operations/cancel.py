@@ -21,7 +21,7 @@ NO_DESCENDANTS = CascadeCount(0, 0)
 async def cancel(
     services: Services, target: int | str | bytes | Handle[Any], reason: str, *, cascade: bool
 ) -> Cancellation:
-    """Cancel an instance, and with `cascade` its descendants. `reason` is one that `check_reason` returned."""
+    """Cancel an instance, and with `cascade` its descendants. `reason` comes from `to_storable_cancel_reason`."""
     statement = services.statements.cancel([parse_target(target, services)], reason, cascade=cascade)
     (found,), follow_ups = await services.statement_runner.run(statement, "cancel", may_run_twice=True)
     services.notifier.act_on_follow_ups(follow_ups)
@@ -30,17 +30,17 @@ async def cancel(
         descendants = await services.notifier.cascader.run_cascade(found.id)
     if found.id is not None and found.verdict == "ended":
         services.completion_watcher.report_end(found.id, Status.CANCELLED, None, reason)
-    return to_cancellation(found, target, descendants)
+    return to_cancellation_or_raise(found, target, descendants)
 
 
-def check_reason(reason: str) -> str:
+def to_storable_cancel_reason(reason: str) -> str:
     """A reason as it is stored. Raises `InputError` unless it is a non-empty str."""
     if not isinstance(reason, str) or not reason:
         raise InputError(f"cancel takes a reason that is a non-empty str, got {reason!r}")
     return to_storable_error(reason)
 
 
-def to_cancellation(
+def to_cancellation_or_raise(
     found: CancelResult, target: int | str | bytes | Handle[Any], descendants: CascadeCount = NO_DESCENDANTS
 ) -> Cancellation:
     """The answer of a cancel. Raises `NotFound`."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final, Literal, TypeAlias
 
-from gen_durable.core.row_encryption import encrypt_insert_statement
 from gen_durable.core.services import Services
+from gen_durable.core.start_and_signal_encryption import encrypt_insert_statement
 from gen_durable.encryption import PayloadEncryption
 from gen_durable.errors import InputError, TooLarge
 from gen_durable.pg.sqlstate_errors import IdTaken
@@ -41,7 +41,7 @@ async def insert(services: Services, starts: Sequence[Start[Any]], on_conflict: 
     for queue, count in new.items():
         services.notifier.wake(queue, count)
     if services.events.active:
-        for blocked in find_blocked_rows(starts, rows):
+        for blocked in blocked_rows_of_insert(starts, rows):
             services.events.emit(blocked.to_event())
     return [row.id for row in rows]
 
@@ -71,7 +71,7 @@ async def _insert_encrypted(
     raise AssertionError("unreachable")
 
 
-def find_blocked_rows(starts: Sequence[Start[Any]], rows: Sequence[InsertResult]) -> list[BlockedRows]:
+def blocked_rows_of_insert(starts: Sequence[Start[Any]], rows: Sequence[InsertResult]) -> list[BlockedRows]:
     """The new rows that wait for a gate: the client reports them, since picks do not meet them before it is free."""
     return merge_blocked_rows(
         BlockedRows(row.blocked_on, start.queue, 1, row.id, start.step.machine.name)

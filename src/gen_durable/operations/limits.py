@@ -29,7 +29,7 @@ async def remove_limit(services: Services, name: str) -> bool:
 
 async def list_limits(services: Services) -> list[LimitState]:
     """Read the state of every limit, by partition."""
-    return await services.statement_runner.run(services.statements.limits(), "limits", may_run_twice=True)
+    return await services.statement_runner.run(services.statements.limit_states(), "limits", may_run_twice=True)
 
 
 async def _set_or_declare_limit(services: Services, name: str, policy: Policy, *, declared: bool) -> bool:

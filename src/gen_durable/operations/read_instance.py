@@ -13,7 +13,7 @@ from gen_durable.journal import Activity, Checkpoint, Progress, Transition, chec
 Target = int | str | bytes | Handle[Any]
 
 
-async def get(services: Services, target: Target) -> Instance:
+async def get_instance(services: Services, target: Target) -> Instance:
     """Read an instance by id, or by unique key. Raises `NotFound`."""
     found = await services.statement_runner.run(
         services.statements.get(*parse_target(target, services)), "get", may_run_twice=True
@@ -23,7 +23,7 @@ async def get(services: Services, target: Target) -> Instance:
     return found if services.encryption is None else services.encryption.decrypt_instance(found)
 
 
-async def history(services: Services, target: Target, last: int | None) -> list[Transition]:
+async def read_history(services: Services, target: Target, last: int | None) -> list[Transition]:
     """Read the transitions of an instance, or the `last` few of them."""
     instance, key = await _resolve_target(services, target)
     statement = services.journal_statements.history(instance, key, check_last_argument(last))
@@ -37,7 +37,7 @@ async def history(services: Services, target: Target, last: int | None) -> list[
     return [services.encryption.decrypt_transition(t, instance, one.machine, one.version) for t in found]
 
 
-async def activities(services: Services, target: Target, last: int | None) -> list[Activity]:
+async def read_activities(services: Services, target: Target, last: int | None) -> list[Activity]:
     """Read the activities of an instance, or the `last` few of them."""
     instance, key = await _resolve_target(services, target)
     statement = services.journal_statements.activities(instance, key, check_last_argument(last))
@@ -47,7 +47,7 @@ async def activities(services: Services, target: Target, last: int | None) -> li
     return [services.encryption.decrypt_activity(one, instance) for one in found]
 
 
-async def checkpoint(services: Services, target: Target) -> Checkpoint | None:
+async def read_checkpoint(services: Services, target: Target) -> Checkpoint | None:
     """Read the latest checkpoint of an instance's current step."""
     instance, key = await _resolve_target(services, target)
     statement = services.journal_statements.checkpoint_of(instance, key)
@@ -57,7 +57,7 @@ async def checkpoint(services: Services, target: Target) -> Checkpoint | None:
     return services.encryption.decrypt_checkpoint(found, instance)
 
 
-async def progress(services: Services, target: Target) -> list[Progress]:
+async def read_progress(services: Services, target: Target) -> list[Progress]:
     """Read the progress of each step of an instance, the latest last."""
     instance, key = await _resolve_target(services, target)
     found = await services.statement_runner.run(

@@ -15,7 +15,7 @@ from typing import Final
 from gen_durable.core.services import Services
 from gen_durable.encryption import PayloadEncryption
 from gen_durable.errors import CodecUnavailable, ConfigError, DecodeError
-from gen_durable.store.payloads import PAYLOAD_TABLES, PayloadRow, PayloadStatementBuilder, Replacement
+from gen_durable.store.payloads import PAYLOAD_TABLES, PayloadReplacement, PayloadRow, PayloadStatementBuilder
 
 PAUSE_SECONDS: Final = 0.5
 MAX_PROBLEMS: Final = 20
@@ -70,7 +70,7 @@ class _ReencryptRun:
             self.progress.table = table
             after: list[str] | None = None
             while True:
-                statement = self._statements.page(table, after, self._batch, instances)
+                statement = self._statements.payloads_page(table, after, self._batch, instances)
                 page = await self._services.statement_runner.run(statement, "reencrypt", may_run_twice=True)
                 self.progress.rows += len(page) if instances is None else 0
                 await self._reencrypt_page(table, page)
@@ -80,7 +80,7 @@ class _ReencryptRun:
                 after = page[-1].key
 
     async def _reencrypt_page(self, table: str, page: Sequence[PayloadRow]) -> None:
-        replacements: dict[str, list[Replacement]] = defaultdict(list)
+        replacements: dict[str, list[PayloadReplacement]] = defaultdict(list)
         for row in page:
             if row.is_executing:
                 self.progress.busy.add(row.instance)
@@ -88,9 +88,9 @@ class _ReencryptRun:
             for payload in row.payloads:
                 fresh = self._reencrypt_payload(payload.text, row.instance, payload.field, payload.column)
                 if fresh is not None:
-                    replacements[payload.column].append(Replacement(row.key, row.instance, payload.text, fresh))
+                    replacements[payload.column].append(PayloadReplacement(row.key, row.instance, payload.text, fresh))
         for column, several in replacements.items():
-            statement = self._statements.replace(table, column, several)
+            statement = self._statements.replace_payloads(table, column, several)
             # A second try finds the new texts, and leaves them as they are.
             result = await self._services.statement_runner.run(statement, "reencrypt", may_run_twice=True)
             self.progress.written += result.written

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from gen_durable.core.row_encryption import encrypt_signal
 from gen_durable.core.services import Services
+from gen_durable.core.start_and_signal_encryption import encrypt_signal
 from gen_durable.errors import InputError, NoTarget, TooLarge
 from gen_durable.handles import Handle, describe_target, parse_target
 from gen_durable.signals import Signal
@@ -15,7 +15,7 @@ from gen_durable.validation import MAX_CLAIM_PART, MAX_INBOX, check_text_key
 HOLDER_TRIES: Final = 5
 
 
-def outgoing_signal(
+def make_outgoing_signal(
     services: Services,
     target: int | str | bytes | Handle[Any],
     signal: Signal[Any],

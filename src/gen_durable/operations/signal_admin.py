@@ -38,7 +38,7 @@ class SignalAdminOperations:
             *parse_target(target, self._services), _check_page_size(limit), payloads=payloads
         )
         found = await self._services.statement_runner.run(statement, "signals", may_run_twice=True)
-        return [self._decrypt(signal) for signal in found]
+        return [self._decrypt_signal(signal) for signal in found]
 
     async def rejected_signals(
         self, *, after: StoredSignal | None = None, limit: int = 1000, payloads: bool = False
@@ -47,7 +47,7 @@ class SignalAdminOperations:
         place = (0, 0) if after is None else (after.target_id, after.id)
         statement = self._services.signal_statements.rejected_signals(place, _check_page_size(limit), payloads=payloads)
         found = await self._services.statement_runner.run(statement, "rejected_signals", may_run_twice=True)
-        return [self._decrypt(signal) for signal in found]
+        return [self._decrypt_signal(signal) for signal in found]
 
     async def restore_signals(self, ids: Iterable[int]) -> dict[int, Restoration]:
         """Put rejected signals back into their inboxes, so that every worker tries them again. Returns what became of
@@ -75,7 +75,7 @@ class SignalAdminOperations:
         self._services.notifier.wake_queues(found.woken_queues)
         return found.deleted
 
-    def _decrypt(self, signal: StoredSignal) -> StoredSignal:
+    def _decrypt_signal(self, signal: StoredSignal) -> StoredSignal:
         encryption, raw = self._services.encryption, signal.raw_payload
         if encryption is None or raw is None:
             return signal

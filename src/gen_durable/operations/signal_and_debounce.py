@@ -10,8 +10,8 @@ from typing_extensions import TypedDict, Unpack
 from gen_durable.durations import Duration
 from gen_durable.handles import Handle, SignalOrStartResult, handle_of
 from gen_durable.limits import LimitNames
-from gen_durable.operations.in_transaction import Notify, TransactionCalls, check_notify
-from gen_durable.operations.signal import is_delivered_or_raise, outgoing_signal, send_signal
+from gen_durable.operations.caller_transaction_calls import CallerTransactionCalls, Notify, check_notify
+from gen_durable.operations.signal import is_delivered_or_raise, make_outgoing_signal, send_signal
 from gen_durable.operations.start_or_update import (
     debounced_id_or_raise,
     make_debounce,
@@ -31,7 +31,7 @@ P = TypeVar("P")
 R = TypeVar("R")
 
 
-class DebounceOptions(TypedDict, total=False):
+class DebouncedStartOptions(TypedDict, total=False):
     """The options of `Start` that `debounce` passes on."""
 
     queue: str | None
@@ -47,7 +47,7 @@ class SignalAndDebounceMethods:
     """Send signals, and debounce: a base class of `Durable`."""
 
     _services: Services
-    _in_transaction: TransactionCalls
+    _in_transaction: CallerTransactionCalls
 
     @overload
     async def signal(
@@ -116,7 +116,7 @@ class SignalAndDebounceMethods:
         """
         check_notify(notify, connection)
         if or_start is None:
-            outgoing = outgoing_signal(self._services, target, signal, payload, dedup_key)
+            outgoing = make_outgoing_signal(self._services, target, signal, payload, dedup_key)
             if connection is None:
                 verdict = await send_signal(self._services, outgoing)
             else:
@@ -140,7 +140,7 @@ class SignalAndDebounceMethods:
         max_delay: Duration | None = None,
         connection: object = None,
         notify: Notify = "after_commit",
-        **options: Unpack[DebounceOptions],
+        **options: Unpack[DebouncedStartOptions],
     ) -> Handle[R]: ...
     @overload
     async def debounce(
@@ -152,7 +152,7 @@ class SignalAndDebounceMethods:
         max_delay: Duration | None = None,
         connection: object = None,
         notify: Notify = "after_commit",
-        **options: Unpack[DebounceOptions],
+        **options: Unpack[DebouncedStartOptions],
     ) -> Handle[R]: ...
     async def debounce(
         self,
@@ -164,7 +164,7 @@ class SignalAndDebounceMethods:
         max_delay: Duration | None = None,
         connection: object = None,
         notify: Notify = "after_commit",
-        **options: Unpack[DebounceOptions],
+        **options: Unpack[DebouncedStartOptions],
     ) -> Handle[R]:
         """Start an instance after `delay`; a further call with this key before it begins restarts the delay.
 

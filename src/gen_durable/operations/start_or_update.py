@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from gen_durable.core.row_encryption import encrypt_for_key_holder, encrypt_for_new_instance
 from gen_durable.core.services import Services
+from gen_durable.core.start_and_signal_encryption import encrypt_for_key_holder, encrypt_for_new_instance
 from gen_durable.durations import Duration
 from gen_durable.encryption import PayloadEncryption
 from gen_durable.errors import DatabaseUnavailable, Duplicate, InputError, NoTarget

@@ -23,9 +23,9 @@ async def wait(
 ) -> Ending[R]:
     """Wait until an instance, by id or unique key, has ended, or for `timeout`. Raises `NotFound`."""
     seconds = check_delay(timeout, "timeout") if timeout is not None else None
-    instance = target if isinstance(target, int) else await _find_by_key(services, target)
+    instance = target if isinstance(target, int) else await _find_id_by_key(services, target)
     try:
-        finished = await services.completion_watcher.wait(instance, seconds, inserted_at)
+        finished = await services.completion_watcher.wait_for_end(instance, seconds, inserted_at)
     except ConnectionLost as error:
         raise DatabaseUnavailable(f"wait: {error.problem}") from error
     if finished is None:
@@ -41,7 +41,7 @@ async def wait(
             raise NotFound(f"instance {instance} is unknown; ended instances are deleted after their retention")
 
 
-async def _find_by_key(services: Services, key: bytes) -> int:
+async def _find_id_by_key(services: Services, key: bytes) -> int:
     found = await services.statement_runner.run(services.statements.id_of_key(key), "wait", may_run_twice=True)
     if found is None:
         raise NotFound(f"the holder of key {key!r} is unknown")

@@ -24,7 +24,7 @@ from gen_durable.pg.installed_version import InstalledSchema, read_installed
 from gen_durable.pg.lock_holders import describe_lock_holders, find_lock_holders
 from gen_durable.pg.pool import Pool
 from gen_durable.store.schema import Migration, Schema, SqlFile, functions, migrations, views
-from gen_durable.store.split_sql import split_sql
+from gen_durable.store.sql_splitter import split_sql_statements
 
 log = get_logger("gen_durable.migrate")
 LOCK_TRIES: Final = 10
@@ -181,7 +181,7 @@ async def _run_file(driver_connection: asyncpg.Connection[Any], file: SqlFile) -
 
 
 def _split_file(file: SqlFile) -> Iterator[_MigrationStatement]:
-    for number, sql in enumerate(split_sql(file.text), 1):
+    for number, sql in enumerate(split_sql_statements(file.text), 1):
         yield _MigrationStatement(file.path, number, sql)
 
 

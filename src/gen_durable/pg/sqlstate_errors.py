@@ -36,7 +36,7 @@ def to_library_error(error: BaseException, operation: str, schema: str) -> GenDu
             detail, hint = detail_and_hint_of(error)
             retry_after = float(detail) if detail else None
             return QuotaExceeded(f"{operation}: {message_of(error)}. {hint}", retry_after=retry_after)
-        case "GD008":  # raised by take_allocated_ids.sql and draw_ids.sql
+        case "GD008":  # raised by use_up_allocated_ids.sql and draw_unused_ids.sql
             return IdTaken(f"{operation}: {message_of(error)}")
         case "23505" if constraint_of(error) == "instances_pkey":
             return IdTaken(f"{operation}: the id of a new instance exists already: try again")

@@ -140,23 +140,24 @@ declare
   ];
   -- Insert; signal, cancel and read the instances that the login itself has inserted.
   producer constant text[] := array[
-    'insert', 'allocate_ids', 'id_of_key', 'live_id_of_key', 'signal', 'signal_or_start', 'debounce', 'cancel', 'cascade',
+    'insert', 'allocate_ids', 'id_of_key', 'live_id_of_key', 'signal', 'signal_or_start', 'debounce', 'cancel',
+    'cancel_listed_descendants',
     'ends_of', 'get', 'progress_of', 'notify_workers'
   ];
   -- Also signal and cancel the instances of others.
-  client constant text[] := producer || array['may_change_others'];
+  client constant text[] := producer || array['may_change_instances_of_others'];
   viewer constant text[] := array['get', 'instances_of', 'list', 'count', 'history_of', 'activities_of', 'checkpoint_of',
     'progress_of', 'limit_states', 'count_taken_slots', 'signals_of', 'rejected_signals'];
   -- As a viewer, but the table grants below include payloads.
   reader constant text[] := viewer || array['id_of_key', 'ends_of'];
   worker constant text[] := client || array[
     'pick', 'flush', 'lock_parent_and_allocate_ids', 'insert_started_instances', 'inbox_page', 'children_page',
-    'activities_page', 'cancel_requests_of', 'heartbeat', 'reap', 'unblock_missed', 'release_claims', 'gc', 'gc_kept_rows', 'gc_allocated_ids',
-    'declare_retentions', 'declared_retentions', 'trim_history',
+    'activities_page', 'cancel_requests_of', 'heartbeat', 'reap', 'unblock_missed_rows', 'release_claims', 'gc',
+    'gc_rows_past_own_keep', 'gc_unused_ids', 'declare_retentions', 'declared_retentions', 'trim_history',
     'count_due_unknown_steps', 'unlocked_ids', 'set_limit', 'limit_states', 'acquire_step_limit', 'release_step_limit',
-    'delete_full_buckets', 'record_checkpoint', 'clear_checkpoint', 'record_activity', 'record_progress', 'history_of',
-    'activities_of', 'checkpoint_of', 'instances_of', 'list', 'count', 'count_taken_slots', 'reject_unreadable_signals',
-    'retry_signals_others_rejected', 'signals_of', 'rejected_signals'
+    'delete_full_rate_buckets', 'record_checkpoint', 'clear_checkpoint', 'record_activity', 'record_progress', 'history_of',
+    'activities_of', 'checkpoint_of', 'instances_of', 'list', 'count', 'count_taken_slots',
+    'reject_signals_and_release_claims', 'retry_signals_others_rejected', 'signals_of', 'rejected_signals'
   ];
   admin constant text[] := client || viewer || array[
     'retry', 'delete_instance', 'set_limit', 'remove_limit', 'restore_signals', 'delete_signals',

@@ -41,10 +41,10 @@ def merge_blocked_rows(groups: Iterable[BlockedRows]) -> list[BlockedRows]:
     for group in groups:
         place = group.gate, group.queue
         former = merged.get(place)
-        merged[place] = group if former is None else _add_groups(former, group)
+        merged[place] = group if former is None else _merge_two_groups(former, group)
     return list(merged.values())
 
 
-def _add_groups(one: BlockedRows, other: BlockedRows) -> BlockedRows:
+def _merge_two_groups(one: BlockedRows, other: BlockedRows) -> BlockedRows:
     first = one if one.id < other.id else other
     return msgspec.structs.replace(first, count=one.count + other.count, granted=one.granted + other.granted)

@@ -147,7 +147,7 @@ class CallerStatementBuilder:
         return _with_text_parameters(Statement(text, (*statement.args, notify), read), CANCEL)
 
 
-def ended_transactions(ids: Sequence[int]) -> Statement[dict[int, bool]]:
+def ended_transactions_statement(ids: Sequence[int]) -> Statement[dict[int, bool]]:
     """Of these transactions those that have ended, and whether they were committed. For connections of the library.
 
     A transaction that has ended for this snapshot has ended for all later ones: a pick then finds its rows.
@@ -197,7 +197,7 @@ def _to_postgres_text(value: object) -> str | None:
             return None
         case list():
             items = cast("list[object]", value)
-            return "{" + ",".join("NULL" if item is None else _quote_item(item) for item in items) + "}"
+            return "{" + ",".join("NULL" if item is None else _quote_array_item(item) for item in items) + "}"
         case bytes():
             return "\\x" + value.hex()
         case datetime():
@@ -206,5 +206,5 @@ def _to_postgres_text(value: object) -> str | None:
             return str(value)
 
 
-def _quote_item(item: object) -> str:
+def _quote_array_item(item: object) -> str:
     return '"' + str(_to_postgres_text(item)).replace("\\", "\\\\").replace('"', '\\"') + '"'

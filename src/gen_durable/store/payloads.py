@@ -35,7 +35,7 @@ class PayloadRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Replacement:
+class PayloadReplacement:
     """A payload that was encrypted again, and the text that it replaces."""
 
     key: list[str]
@@ -45,7 +45,7 @@ class Replacement:
 
 
 @dataclass(frozen=True, slots=True)
-class ReplaceResult:
+class ReplacePayloadsResult:
     """How many payloads were written, and the instances that were left out, because they execute or are locked."""
 
     written: int
@@ -63,13 +63,15 @@ class PayloadStatementBuilder:
         self._page = f"select {columns} from {s}.payloads_page($1,$2,$3,$4)"  # noqa: S608
         self._replace = f"select written, busy from {s}.replace_payloads($1,$2,$3::text::jsonb,$4,$5,$6)"  # noqa: S608
 
-    def page(
+    def payloads_page(
         self, table: str, after: list[str] | None, batch: int, instances: list[int] | None
     ) -> Statement[list[PayloadRow]]:
         """The next rows of a table, in the order of its primary key; of some instances, or of all."""
         return Statement(self._page, (table, after, batch, instances), _decode_payload_page)
 
-    def replace(self, table: str, column: str, several: Sequence[Replacement]) -> Statement[ReplaceResult]:
+    def replace_payloads(
+        self, table: str, column: str, several: Sequence[PayloadReplacement]
+    ) -> Statement[ReplacePayloadsResult]:
         """Write payloads of one column."""
         keys = msgspec.json.encode([one.key for one in several]).decode()
         lists = zip(*((one.instance, one.former, one.fresh) for one in several), strict=True)
@@ -92,5 +94,5 @@ def _decode_payload_page(rows: Sequence[Row]) -> list[PayloadRow]:
     ]
 
 
-def _decode_replace_result(rows: Sequence[Row]) -> ReplaceResult:
-    return ReplaceResult(rows[0][0], rows[0][1])
+def _decode_replace_result(rows: Sequence[Row]) -> ReplacePayloadsResult:
+    return ReplacePayloadsResult(rows[0][0], rows[0][1])

@@ -182,7 +182,7 @@ def decode_flush_result(rows: Sequence[Row]) -> FlushResult:
 
 
 def decode_cascade_result(rows: Sequence[Row]) -> CascadeResult:
-    """The result of `cascade.sql`."""
+    """The result of `cancel_listed_descendants.sql`."""
     ended, requested, woken_queues, cascade_origins, workers_with_cancel_requests, more, refused, refusal = rows[0]
     follow_ups = decode_follow_ups(woken_queues, cascade_origins, workers_with_cancel_requests)
     return CascadeResult(ended, requested, follow_ups, more, refused or [], refusal)
@@ -218,7 +218,7 @@ def decode_instance(row: Row) -> Instance:
     values[9] = tuple(name or "" for name in values[9] or ())
     for n in (23, 24, 25):  # state, result, metadata
         values[n] = None if values[n] is None else values[n].encode()
-    if values[25] is not None and not is_readable_object(values[25]):
+    if values[25] is not None and not is_readable_json_object(values[25]):
         problems.append("metadata is not a readable object")
         values[25] = None
     values.append(tuple(problems))
@@ -233,7 +233,7 @@ def decode_status(word: str) -> Status:
         return Status.UNKNOWN
 
 
-def is_readable_object(json: bytes) -> bool:
+def is_readable_json_object(json: bytes) -> bool:
     """Whether JSON is an object that Python can decode: not too deep, no numbers out of range."""
     try:
         return isinstance(decode_plain(json), dict)

@@ -20,10 +20,10 @@ ROLES: Final = ("owner", "worker", "client", "producer", "reader", "viewer", "ad
 _ROLE = re.compile(rf"@({'|'.join(ROLES)})\b")
 _SQL = files("gen_durable.sql")
 _HELPERS: Final = (
-    "require_small_call",
+    "require_max_elements",
     "session_login",
     "may_read_column",
-    "may_change_others",
+    "may_change_instances_of_others",
     "ids_of_own_instances",
     "id_of_key",
 )

@@ -49,7 +49,7 @@ class SignalStatementBuilder:
         times = readable_time("inserted_at")
         columns = f"id, target_id, machine, name, state, {times}, size, dedup_key, reason, payload::text"
         self._inbox_page = f"select {s}.inbox_page($1,$2,$3,$4,$5)"
-        self._reject = f"select rejected, woken_queues from {s}.reject_unreadable_signals($1,$2,$3,$4,$5)"  # noqa: S608
+        self._reject = f"select rejected, woken_queues from {s}.reject_signals_and_release_claims($1,$2,$3,$4,$5)"  # noqa: S608
         self._retry = (
             "select readmitted, woken_queues, last_target, last_signal "  # noqa: S608
             f"from {s}.retry_signals_others_rejected($1,$2,$3,$4,$5,$6)"
@@ -66,7 +66,7 @@ class SignalStatementBuilder:
         args = (instance, after, PAGE_BYTES, names, without)
         return Statement(self._inbox_page, args, lambda rows: list(decode_inbox(rows[0][0] or "[]")))
 
-    def reject_unreadable_signals(
+    def reject_signals_and_release_claims(
         self, instance: int, epoch: int, ids: Sequence[int], reasons: Sequence[str], fingerprint: str
     ) -> Statement[RejectResult]:
         """Reject signals of one claim, and end the claim."""

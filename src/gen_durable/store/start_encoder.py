@@ -29,7 +29,7 @@ def limit_policy_columns(policy: Policy) -> tuple[str, int | None, float | None,
     return "rate", None, policy.period, policy.burst
 
 
-def encode_signals(messages: Sequence[SignalMessage]) -> str | None:
+def encode_first_signals(messages: Sequence[SignalMessage]) -> str | None:
     """First signals as the JSON that `send_first_signals.sql` reads; None if there are none."""
     if not messages:
         return None
@@ -63,7 +63,7 @@ def encode_start(start: Start[Any]) -> dict[str, object]:
     }
     if start.keep is not None:
         encoded["keep"] = "Infinity" if math.isinf(start.keep) else start.keep  # JSON has no infinity
-    if (signals := encode_signals(start.signals)) is not None:
+    if (signals := encode_first_signals(start.signals)) is not None:
         encoded["signals"] = msgspec.Raw(signals.encode())
     return encoded
 
@@ -87,7 +87,7 @@ def insert_columns(starts: Sequence[Start[Any]], on_conflict: str) -> tuple[obje
         empty_if_all_none([s.group for s in starts]),
         empty_if_all_none([s.metadata for s in starts]),
         empty_if_all_none([s.keep for s in starts]),
-        empty_if_all_none([encode_signals(s.signals) if s.signals else None for s in starts]),
+        empty_if_all_none([encode_first_signals(s.signals) if s.signals else None for s in starts]),
     )
 
 

@@ -12,7 +12,7 @@ import msgspec
 from gen_durable.signals import SignalMessage
 from gen_durable.starts import Scope, Start
 from gen_durable.store.schema import Schema
-from gen_durable.store.start_encoder import encode_signals, encode_start
+from gen_durable.store.start_encoder import encode_first_signals, encode_start
 from gen_durable.store.statements import Statement
 from gen_durable.store.types import Row
 
@@ -104,7 +104,7 @@ def encode_start_with_scope(
     """An instance as an object whose parts can be encrypted, with this scope and these signals."""
     encoded = encode_start(start)
     encoded["unique_scope"] = "{" + ",".join(scope) + "}"
-    if (first := encode_signals(signals)) is not None:
+    if (first := encode_first_signals(signals)) is not None:
         encoded["signals"] = msgspec.Raw(first.encode())
     return _OBJECT.decode(msgspec.json.encode(encoded))
 

@@ -141,14 +141,14 @@ class StatementBuilder:
         )
         self._cascade = (
             "select ended, requested, woken_queues, cascade_origins, workers_with_cancel_requests, more, refused, "  # noqa: S608
-            f"refusal from {s}.cascade($1,$2)"
+            f"refusal from {s}.cancel_listed_descendants($1,$2)"
         )
         self._cancel_requests_of = f"select id, reason from {s}.cancel_requests_of($1,$2)"  # noqa: S608
         self._heartbeat = f"select lost from {s}.heartbeat($1,$2,$3)"  # noqa: S608
         self._reap = f"select reclaimed, woken_queues, cascade_origins, cascade_due from {s}.reap($1,$2,$3,$4)"  # noqa: S608
-        self._unblock_missed = f"select last_gate, woken_queues from {s}.unblock_missed($1,$2,$3)"  # noqa: S608
+        self._unblock_missed = f"select last_gate, woken_queues from {s}.unblock_missed_rows($1,$2,$3)"  # noqa: S608
         self._gc = f"select deleted, visited_until, more from {s}.gc($1,$2,$3,$4,$5,$6,$7)"  # noqa: S608
-        self._gc_allocated_ids = f"select {s}.gc_allocated_ids($1)"
+        self._gc_allocated_ids = f"select {s}.gc_unused_ids($1)"
         self._release_claims = f"select released, woken_queues from {s}.release_claims($1,$2,$3,$4,$5)"  # noqa: S608
         self._ends_of = f"select id, status, result::text, last_error from {s}.ends_of($1,$2)"  # noqa: S608
         self._get = f"select {INSTANCE} from {s}.get($1,$2) as i"  # noqa: S608
@@ -168,7 +168,7 @@ class StatementBuilder:
             f"select is_granted, wait_seconds, has_ticket, is_lost from {s}.acquire_step_limit($1,$2,$3,$4,$5,$6)"  # noqa: S608
         )
         self._release_limit = f"select {s}.release_step_limit($1)"
-        self._delete_full_buckets = f"select {s}.delete_full_buckets()"
+        self._delete_full_buckets = f"select {s}.delete_full_rate_buckets()"
 
     def insert(self, starts: Sequence[Start[Any]], on_conflict: str) -> Statement[list[InsertResult]]:
         return Statement(
@@ -293,7 +293,7 @@ class StatementBuilder:
         args = ([t[0] for t in targets], [t[1] for t in targets], reason, cascade)
         return Statement(self._cancel, args, decode_cancel_result)
 
-    def cascade(self, batch: int, origin: int | None) -> Statement[CascadeResult]:
+    def cancel_listed_descendants(self, batch: int, origin: int | None) -> Statement[CascadeResult]:
         """Cancel up to `batch` descendants of cancelled instances; with `origin`, only of this one."""
         return Statement(self._cascade, (batch, origin), decode_cascade_result)
 
@@ -316,7 +316,7 @@ class StatementBuilder:
         """`without_history`: names of machines without a history. `skip`: how many of the oldest to leave out."""
         return Statement(self._reap, (batch, max_crashes, list(without_history), skip), decode_reap_result)
 
-    def unblock_missed(
+    def unblock_missed_rows(
         self, after: str | None, batch: int, *, skip: int = 0
     ) -> Statement[tuple[str | None, list[str]]]:
         """Unblock rows whose gate is free, a batch of gates at a time. Returns the last gate and the woken queues."""
@@ -339,7 +339,7 @@ class StatementBuilder:
     def remove_limit(self, name: str) -> Statement[tuple[bool, list[str]]]:
         return Statement(self._remove_limit, (name,), lambda rows: (rows[0][0], rows[0][1] or []))
 
-    def limits(self) -> Statement[list[LimitState]]:
+    def limit_states(self) -> Statement[list[LimitState]]:
         return Statement(self._limits, (), lambda rows: [LimitState(*row) for row in rows])
 
     def acquire_step_limit(self, instance: int, epoch: int, limit: Limit, ticket: int) -> Statement[LimitAnswer]:
@@ -350,7 +350,7 @@ class StatementBuilder:
     def release_step_limit(self, ticket: int) -> Statement[list[str]]:
         return Statement(self._release_limit, (ticket,), lambda rows: rows[0][0] or [])
 
-    def delete_full_buckets(self) -> Statement[int]:
+    def delete_full_rate_buckets(self) -> Statement[int]:
         return Statement(self._delete_full_buckets, (), lambda rows: int(rows[0][0]))
 
     def gc(
@@ -368,7 +368,7 @@ class StatementBuilder:
         args = (done, failed, cancelled, batch, skip, after, min_age)
         return Statement(self._gc, args, lambda rows: GcResult(*rows[0]))
 
-    def gc_allocated_ids(self, batch: int) -> Statement[int]:
+    def gc_unused_ids(self, batch: int) -> Statement[int]:
         """Forget ids that were drawn long ago and not used."""
         return Statement(self._gc_allocated_ids, (batch,), lambda rows: int(rows[0][0]))
 
@@ -389,5 +389,5 @@ class StatementBuilder:
         return Statement(self._unlocked_ids, (list(ids),), lambda rows: {row[0] for row in rows})
 
     def notify(self, payloads: Sequence[str]) -> Statement[None]:
-        """`payloads` are encoded messages (`core/messages.py`)."""
+        """`payloads` are encoded messages (`core/notification_messages.py`)."""
         return Statement(self._notify, (self.schema.channel, list(payloads)), lambda _rows: None)

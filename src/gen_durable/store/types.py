@@ -76,9 +76,9 @@ class Claim(msgspec.Struct, eq=False, gc=False):
     timed_out: bool = False  # its deadline has woken it, not a signal
     taken: list[int] | None = None  # ids of the signals that this execution took; None if it called no `take`
     journal: str | None = None  # JSON, written by earlier executions of this visit
-    step_journal: object = None  # the `StepJournal` of this execution, once it is used (engine/journal_writer.py)
+    step_journal: object = None  # the `StepJournal` of this execution, once used (engine/journal_action_runner.py)
     is_woken_by_deadline: bool = False  # not by a signal or its children
-    is_decrypted: bool = False  # by core/row_encryption.py, if there is a codec
+    is_decrypted: bool = False  # by core/claim_and_outcome_encryption.py, if there is a codec
     # Parts that are too large to come with the claim: engine/large_claim_reader.py reads them before the first step.
     is_large: bool = False
     has_unread_inbox: bool = False

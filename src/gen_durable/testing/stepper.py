@@ -19,19 +19,19 @@ from typing import Any, Final, TypeVar
 from gen_durable.client import Durable
 from gen_durable.config import WorkerOptions
 from gen_durable.context import Context
+from gen_durable.core.claim_and_outcome_encryption import ClaimAndOutcomeEncryption
 from gen_durable.core.notifier import Notifier
-from gen_durable.core.row_encryption import RowEncryption
 from gen_durable.core.services import Services, services_of
 from gen_durable.decoder_fingerprints import DecoderFingerprints
 from gen_durable.durations import Duration
 from gen_durable.engine.active_claim import ActiveClaim
+from gen_durable.engine.children_reader import ChildrenReader
 from gen_durable.engine.claim_runner import ClaimRunner
 from gen_durable.engine.claim_table import ClaimTable
 from gen_durable.engine.committer import Committer
 from gen_durable.engine.executor import Executor, TransactionalStepRaised, UndecodableState
-from gen_durable.engine.journal_writer import JournalWriter
+from gen_durable.engine.journal_action_runner import JournalActionRunner
 from gen_durable.engine.large_claim_reader import LargeClaimReader
-from gen_durable.engine.many_children import ChildrenReader
 from gen_durable.engine.outcome_encoder import EncodedOutcome
 from gen_durable.engine.slots import Slots
 from gen_durable.engine.slow_commit_connections import SlowCommitConnections
@@ -115,7 +115,7 @@ class Stepper:
             self._journal,
             encryption=None
             if services.encryption is None
-            else RowEncryption(services.encryption, services.pool, services.statements),
+            else ClaimAndOutcomeEncryption(services.encryption, services.pool, services.statements),
         )
         self._executor.errors = errors
         side = self._side_connections
@@ -194,13 +194,13 @@ class Stepper:
         """Execute the step of a claim and commit its outcome."""
         self._errors.pop(claim.id, None)
         self._outcomes.pop(claim.id, None)
-        active = self._claims.register(claim, time.monotonic())
+        active = self._claims.register_and_cancel_unawaited_children(claim, time.monotonic())
         await self._cancel_children()
         active.task = self._tasks.spawn(self._runner.run_claim(active))
         try:
             await asyncio.shield(active.task)
             while self._tasks.running or not self._committer.is_idle:
-                await self._tasks.wait()
+                await self._tasks.wait_until_empty()
                 await self._committer.wait_until_idle()
         except asyncio.CancelledError:
             await self._interrupt_and_release(active, active.task)
@@ -231,7 +231,7 @@ class Stepper:
         """
         waits = 0
         while self._notifier.has_children_to_cancel:
-            batch = await self._connection.run(self._services.statements.cascade(REAP_BATCH, None))
+            batch = await self._connection.run(self._services.statements.cancel_listed_descendants(REAP_BATCH, None))
             if batch.more and batch.ended + batch.requested == 0:
                 waits += 1
                 await asyncio.sleep(CANCEL_PAUSE)
@@ -246,7 +246,7 @@ class Stepper:
                 if entry.spec.transactional:
                     await self._run_in_task(claim, self._transactional.execute_and_roll_back(claim, entry))
                 else:
-                    await self._run_in_task(claim, self._executor.execute(claim, entry, may_continue=False))
+                    await self._run_in_task(claim, self._executor.execute_step(claim, entry, may_continue=False))
             except TransactionalStepRaised as raised:
                 self._errors[claim.id] = raised.error
             except (UndecodableState, LeaseLost, NoFreeThread, UnreadableSignal):
@@ -321,7 +321,7 @@ class CancelRecordingNotifier(Notifier):
     def wake(self, queue: str, count: int = 1) -> None:
         pass
 
-    def cancel_children(self, origin: int | None) -> None:
+    def start_cancel_of_children(self, origin: int | None) -> None:
         self.has_children_to_cancel = True
 
     def act_on_follow_ups(self, follow_ups: FollowUps) -> None:
@@ -334,7 +334,7 @@ class HarnessExecutor(Executor):
 
     errors: dict[int, Exception]
 
-    async def execute(
+    async def execute_step(
         self,
         claim: Claim,
         entry: StepEntry,
@@ -345,25 +345,25 @@ class HarnessExecutor(Executor):
         transaction: StepTransaction | None = None,
     ) -> EncodedOutcome:
         try:
-            return await super().execute(
+            return await super().execute_step(
                 claim, entry, may_continue=may_continue, previous=previous, task=task, transaction=transaction
             )
         except (UndecodableState, LeaseLost, NoFreeThread, UnreadableSignal) as error:
             self.errors[claim.id] = error
             raise
 
-    async def handle_step_error(
+    async def answer_step_error(
         self, claim: Claim, entry: StepEntry, ctx: Context, error: Exception, *, may_continue: bool
     ) -> EncodedOutcome:
         self.errors[claim.id] = error
-        return await super().handle_step_error(claim, entry, ctx, error, may_continue=may_continue)
+        return await super().answer_step_error(claim, entry, ctx, error, may_continue=may_continue)
 
     def _retry_delay(self, policy: RetryPolicy, earlier_errors: int) -> Duration:
         super()._retry_delay(policy, earlier_errors)  # a mistake in it must show
         return 0
 
 
-class UnpausedJournalWriter(JournalWriter):
+class UnpausedJournalWriter(JournalActionRunner):
     """Calls an activity again without the pause of its retry policy."""
 
     async def _run_journal_action(self, action: Action) -> Any:

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import asyncpg
 
-from gen_durable.engine.scan_positions import ScanPositions
+from gen_durable.engine.pick_scan_positions import PickScanPositions
 from gen_durable.starts import Start
 from gen_durable.store.statements import Statement
 from gen_durable.store.types import Commit
@@ -122,19 +122,19 @@ async def _counters(table: Table) -> dict[str, Any]:
 async def _drain(table: Table, tally: _Tally, stop: asyncio.Event) -> None:
     connection, calls = table.main, table.calls
     starts = [Start(M.s, {"n": 1}) for _ in range(100)]
-    positions = ScanPositions()
+    positions = PickScanPositions()
     for turn in range(2**62):
         if stop.is_set():
             return
         await _run(connection, calls.insert(starts, "raise"))
-        sent = positions.pick_argument(["default"])
+        sent = positions.to_pick_argument(["default"])
         pick = calls.pick("w", {"default": 100}, KNOWN, LEASE, scan_positions=sent)
         began = time.perf_counter()
         rows = await connection.fetch(pick.text, *pick.args)
         took = time.perf_counter() - began
         tally.picks.append(took)
         picked = pick.read(rows)
-        positions.update(picked, sent, took)
+        positions.update_from_pick(picked, sent, took)
         held = sorted(picked.claims, key=lambda claim: claim.id)
         await _run(connection, calls.flush([Commit(c.id, c.epoch, c.seq, "done", value='{"ok": true}') for c in held]))
         tally.jobs += len(held)

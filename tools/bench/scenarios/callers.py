@@ -13,7 +13,7 @@ from typing import Any
 
 from gen_durable import Durable
 from gen_durable.core.services import services_of
-from gen_durable.operations.in_transaction import Notify
+from gen_durable.operations.caller_transaction_calls import Notify
 from gen_durable.pg.connect import connect
 from tools.bench.process_main import Parent
 from tools.bench.processes import Run, run_until, start_role

@@ -2,7 +2,7 @@
 -- insert_started_instances.sql).
 --
 -- Returns `count` ids, ascending, at most 100,000. Only this login can use them, each once, within a day
--- (take_allocated_ids.sql, gc_allocated_ids.sql). An unused id is lost, as after a rollback.
+-- (use_up_allocated_ids.sql, gc_unused_ids.sql). An unused id is lost, as after a rollback.
 -- Locks: none. Guarded by tests/store/test_allocated_ids.py.
 create or replace function @schema.allocate_ids(count int)
 returns bigint[]
@@ -12,7 +12,7 @@ set jit = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-  ids constant bigint[] := @schema.draw_ids(least(allocate_ids.count, 100000));
+  ids constant bigint[] := @schema.draw_unused_ids(least(allocate_ids.count, 100000));
 begin
   insert into @schema.allocated_ids (id, login)
   select unnest(ids), case when session_user <> current_user then @schema.session_login() end;  -- as in insert

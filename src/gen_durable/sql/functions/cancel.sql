@@ -1,7 +1,7 @@
 -- cancel: end waiting instances at once, and request the cancel of executing ones.
 --
 -- Parameters: targets, keys: instances by id or, where that is null, by the unique key of a live holder. reason: stored as last_error.
--- cascades: cancel the descendants too, in transactions of their own (cascade.sql); they are listed here.
+-- cascades: cancel the descendants too, in transactions of their own (cancel_listed_descendants.sql); they are listed here.
 -- in_transaction: the call is part of the caller's transaction, which may be long and lock more rows later. Gates are
 -- not locked then, but listed with the descendants, and unblocked after the commit (tests/interleavings:
 -- cancel_in_transaction).
@@ -38,13 +38,13 @@ declare
   unblocked text[];
   listed_ids bigint[];  -- targets whose descendants are cancelled after the caller's commit
 begin
-  perform @schema.require_small_call(greatest(cardinality(targets), cardinality(keys)));
+  perform @schema.require_max_elements(greatest(cardinality(targets), cardinality(keys)));
   select array_agg(coalesce(given.id, holder.id) order by given.ord) into target_ids
   from unnest(targets, keys) with ordinality as given (id, key, ord)
   left join lateral (
     select i.id from @schema.instances i where given.id is null and i.unique_guard = given.key
   ) as holder on true;
-  if session_user <> current_user and not @schema.may_change_others() then
+  if session_user <> current_user and not @schema.may_change_instances_of_others() then
     target_ids := @schema.ids_of_own_instances(target_ids);
   end if;
   parent_ids := array(  -- a parent never changes

@@ -16,5 +16,5 @@ as $$
   from unnest(ids, claims) as given (id, epoch)
   join @schema.instances i on i.id = given.id and i.claims = given.epoch
   where i.cancel_reason is not null and i.lease_expires_at is not null
-    and @schema.require_small_call(greatest(cardinality(ids), cardinality(cancel_requests_of.claims)), 100000)
+    and @schema.require_max_elements(greatest(cardinality(ids), cardinality(cancel_requests_of.claims)), 100000)
 $$;

@@ -21,7 +21,7 @@ as $$
       and @schema.qualified_step_name(i.fsm, i.fsm_version, i.step) <> all (known)
     limit 1000
   ) as unknown
-  where @schema.require_small_call(greatest(cardinality(queues), cardinality(known)), 100000)
+  where @schema.require_max_elements(greatest(cardinality(queues), cardinality(known)), 100000)
   group by unknown.fsm, unknown.fsm_version, unknown.step, unknown.queue
   order by count(*) desc, unknown.fsm
   limit 20

@@ -10,8 +10,8 @@
 -- An instance holds the key while it is runnable for the first time. The claim that begins it frees the key, so a later
 -- call inserts a new instance. A row whose delay has passed and that waits at a gate keeps its place; a row that moves
 -- may have been the next of its gates, so these are listed in cascades, as by a cancel in a caller's transaction.
--- For a login that may change only its own instances (may_change_others.sql), the key of another is 'taken'; its row is
--- not locked.
+-- For a login that may change only its own instances (may_change_instances_of_others.sql), the key of another is 'taken';
+-- its row is not locked.
 -- The grants of the login (require_granted.sql) are checked for a new instance, and for the queue and priority of a
 -- waiting one; a restart counts against no quota.
 -- Index: instances_unique.
@@ -29,7 +29,7 @@ set enable_seqscan = off
 as $$
 #variable_conflict use_variable
 declare
-  changes_all constant boolean := session_user = current_user or @schema.may_change_others();
+  changes_all constant boolean := session_user = current_user or @schema.may_change_instances_of_others();
   login constant oid := case when not changes_all then @schema.session_login() end;
   delay constant interval := make_interval(secs => coalesce((start ->> 'delay')::float8, 0));
   waiting record;

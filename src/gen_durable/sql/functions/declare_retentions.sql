@@ -15,7 +15,7 @@ set jit = off
 set plan_cache_mode = force_generic_plan
 as $$
 begin
-  perform @schema.require_small_call(greatest(
+  perform @schema.require_max_elements(greatest(
     cardinality(fsms), cardinality(declares), cardinality(done), cardinality(failed), cardinality(cancelled)
   ), 100000);
   if not exists (

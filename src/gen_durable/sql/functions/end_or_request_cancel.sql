@@ -1,5 +1,5 @@
--- end_or_request_cancel: the part of cancel and cascade for rows that this transaction has locked, with their parents, in
--- id order: ends those that wait, and marks those that execute.
+-- end_or_request_cancel: the part of cancel and cancel_listed_descendants for rows that this transaction has locked, with
+-- their parents, in id order: ends those that wait, and marks those that execute.
 --
 -- Parameters: ids, and per id the reason, whether to cancel its children too, and the instance at which the cancel
 -- began.
@@ -80,7 +80,7 @@ begin
   end if;
   if ended is not null then
     select released.woken_queues, released.cascade_origins into woken_queues, cascade_origins
-    from @schema.wake_parents(ended) as released;
+    from @schema.count_ended_children_and_wake_parents(ended) as released;
   end if;
 end
 $$;

@@ -20,7 +20,7 @@ as $$
 declare
   size bigint := 0;
 begin
-  perform @schema.require_small_call(cardinality(ids), 100000);
+  perform @schema.require_max_elements(cardinality(ids), 100000);
   for id, status, result, last_error in
     select given.id, i.status::text, i.result, i.last_error
     from unnest(ids) as given (id)

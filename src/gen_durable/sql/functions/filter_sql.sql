@@ -26,7 +26,7 @@ declare
   matches int;
   parts text[] := '{true}';
 begin
-  perform @schema.require_small_call(cardinality(statuses), 100);
+  perform @schema.require_max_elements(cardinality(statuses), 100);
   if wanted ? 'error' and not @schema.may_read_column('last_error') then
     raise exception 'this login may not read errors' using errcode = '42501';
   end if;

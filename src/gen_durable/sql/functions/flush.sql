@@ -16,9 +16,9 @@
 --   ran_steps          the step that ran, for the history; null keeps none. started_ago (how many seconds ago it began),
 --                      durations and worker are for the history too
 -- Returns one row: stale, ids whose claim was taken over; already_committed, ids that an earlier call has committed;
--- woken_queues, the queues in which rows became runnable; cascade_origins, parents whose other children cascade.sql
--- must cancel; cancel_requested, ids with a pending cancel: flush accepts only an end from them, and the worker must commit
--- one (tests/interleavings: cancel_flush).
+-- woken_queues, the queues in which rows became runnable; cascade_origins, parents whose other children
+-- cancel_listed_descendants.sql must cancel; cancel_requested, ids with a pending cancel: flush accepts only an end from
+-- them, and the worker must commit one (tests/interleavings: cancel_flush).
 --
 -- The fence is id + claims + seq and needs no status: every exit from executing that is not the worker's own outcome
 -- increments claims, the worker's own increments seq. All effects of an outcome depend on the rows that the fenced
@@ -72,7 +72,7 @@ declare
     or exists (select from unnest(extras) as extra (value) where extra.value ? 'spawn');
 begin
   if call_size > 100000 then
-    perform @schema.require_small_call(call_size, 100000);
+    perform @schema.require_max_elements(call_size, 100000);
   end if;
   if current_setting('transaction_isolation') <> 'read committed' then
     perform @schema.require_read_committed();
@@ -264,7 +264,7 @@ begin
 
   if ended_children is not null then
     select released.woken_queues, released.cascade_origins into more, cascade_origins
-    from @schema.wake_parents(ended_children) as released;
+    from @schema.count_ended_children_and_wake_parents(ended_children) as released;
     queues := coalesce(queues, '{}') || more;
   end if;
 

@@ -21,7 +21,7 @@ declare
   locked_places tid[];
 begin
   if greatest(cardinality(ids), cardinality(claims)) > 100000 then
-    perform @schema.require_small_call(greatest(cardinality(ids), cardinality(claims)), 100000);
+    perform @schema.require_max_elements(greatest(cardinality(ids), cardinality(claims)), 100000);
   end if;
   select array_agg(locked_row.ctid) into locked_places
   from (

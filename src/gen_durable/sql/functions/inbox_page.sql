@@ -18,7 +18,7 @@ as $$
 declare
   last_id bigint;  -- of the signals that fit
 begin
-  perform @schema.require_small_call(greatest(cardinality(names), cardinality(without)), 100000);
+  perform @schema.require_max_elements(greatest(cardinality(names), cardinality(without)), 100000);
   select max(fitting.id) into last_id
   from (
     select s.id, s.size, sum(s.size) over (order by s.id rows unbounded preceding) as total

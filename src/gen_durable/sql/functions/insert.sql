@@ -6,12 +6,13 @@
 -- null. keeps: seconds to keep the row after its end, Infinity for good, null for the retention.
 -- signals: the first signals of each row, as send_first_signals.sql takes them; a row that is not inserted gets none.
 -- allocated_ids: the ids of the rows, from allocate_ids, for a caller that must know them first; any other id raises
--- GD008 (take_allocated_ids.sql). Without them an id that exists, because the sequence was set back, is drawn again
--- (draw_ids.sql).
+-- GD008 (use_up_allocated_ids.sql). Without them an id that exists, because the sequence was set back, is drawn again
+-- (draw_unused_ids.sql).
 -- notify: wake the workers with the commit, one message per queue; the clients pass false and send their own.
 -- on_conflict: 'raise' (the whole call fails with GD001), 'skip' (the id is null) or 'existing' (the id of the holder).
--- Returns one row per input row, in input order; blocked_on is the gate that a new row waits for (initial_blocks.sql).
--- Raises 42501 for what the grants of the login do not allow (require_granted.sql), GD007 above its quotas (take_quota.sql).
+-- Returns one row per input row, in input order; blocked_on is the gate that a new row waits for
+-- (gates_blocking_new_rows.sql). Raises 42501 for what the grants of the login do not allow (require_granted.sql), GD007
+-- above its quotas (take_quota.sql).
 -- Index: instances_unique.
 -- Locks: the quotas of the login, if it has any (take_quota.sql). Then rows are inserted in the order of their keys, so two calls with the same keys wait for each other in one
 -- direction only (tests/interleavings: insert_insert).
@@ -70,7 +71,7 @@ begin
   end if;
 
   if call_size > 10000 then
-    perform @schema.require_small_call(call_size);
+    perform @schema.require_max_elements(call_size);
   end if;
   perform @schema.require_valid_starts(
     fsms, versions, steps, states, queues, partition_keys, delays, schedule_ats, unique_keys, groups, metadatas, keeps
@@ -87,13 +88,13 @@ begin
     select array_agg(drawn.id), exists (select from @schema.instances i where i.id >= min(drawn.id)) into ids, is_set_back
     from (select nextval('@schema.instances_id_seq'::regclass) as id from generate_series(1, total)) as drawn;
     if is_set_back then
-      ids := @schema.draw_ids(total);
+      ids := @schema.draw_unused_ids(total);
     end if;
   else
     if cardinality(allocated_ids) <> total then
       raise exception 'allocated_ids must hold an id of allocate_ids() for each row' using errcode = '22023';
     end if;
-    perform @schema.take_allocated_ids(allocated_ids);
+    perform @schema.use_up_allocated_ids(allocated_ids);
     ids := allocated_ids;
   end if;
 
@@ -105,7 +106,7 @@ begin
   -- Of the rows of one gate only the first can run at once, so the others stay out of the pick index. With unique keys
   -- it is unknown which rows will be inserted: then none is blocked here, and pick blocks them.
   if cardinality(unique_keys) = 0 and (cardinality(partition_keys) > 0 or cardinality(limits) > 0) then
-    blocked := @schema.initial_blocks(
+    blocked := @schema.gates_blocking_new_rows(
       fsms, versions, steps, queues, priorities, partition_keys, slot_keys, rate_keys, delays, schedule_ats
     );
   end if;

@@ -28,16 +28,16 @@ declare
   first_signals jsonb[];    -- and their signals
   given_ids bigint[];       -- the ids that came with the children
 begin
-  perform @schema.require_small_call(greatest(
+  perform @schema.require_max_elements(greatest(
     cardinality(ids), cardinality(insert_started_instances.claims), cardinality(seqs), cardinality(kinds),
     cardinality(extras)
   ), 100000);
-  perform @schema.require_small_call(max(jsonb_array_length(listed.starts)), 100000)
+  perform @schema.require_max_elements(max(jsonb_array_length(listed.starts)), 100000)
   from unnest(extras) as outcome (extra)
   cross join lateral (values (outcome.extra -> 'children'), (outcome.extra -> 'spawn')) as listed (starts)
   where jsonb_typeof(listed.starts) = 'array';
   if exists (select from @schema.instances i where i.id > (select last_value from @schema.instances_id_seq)) then
-    perform @schema.draw_ids(1);  -- the sequence was set back: advance it
+    perform @schema.draw_unused_ids(1);  -- the sequence was set back: advance it
   end if;
 
   with source as (

@@ -33,7 +33,7 @@ as $$
   cross join lateral (
     select (select @schema.may_read_column('state')) or coalesce(i.inserted_by = (select @schema.session_login()), false)
   ) as login (sees_payloads)
-  where i.id = any (ids) and @schema.require_small_call(cardinality(ids), 100000) and ((select @schema.may_read_column('id')) or i.inserted_by = (select @schema.session_login()))
+  where i.id = any (ids) and @schema.require_max_elements(cardinality(ids), 100000) and ((select @schema.may_read_column('id')) or i.inserted_by = (select @schema.session_login()))
   order by i.id desc
 $$;
 

@@ -23,7 +23,7 @@ declare
   repeated_kind text;
   too_heavy record;
 begin
-  perform @schema.require_small_call(max(jsonb_array_length(row_limits.items)), 10)
+  perform @schema.require_max_elements(max(jsonb_array_length(row_limits.items)), 10)
   from unnest(limits_of_rows) as row_limits (items) where jsonb_typeof(row_limits.items) = 'array';
   select array_agg(distinct checked.unknown_name) filter (where checked.unknown_name is not null),
     max(checked.repeated_kind)

@@ -2,7 +2,7 @@
 -- together.
 --
 -- Parameters: the crowded gates; all gates that this transaction has locked; rows that pick has found, to leave out.
--- Returns up to 1,000 rows per gate. admit_rows_by_limit blocks them with the others.
+-- Returns up to 1,000 rows per gate. admit_or_block_rows_by_limit blocks them with the others.
 -- Rows with a partition key are left out: only the head of a key may go on to a limit. So are rows of a crowded rate
 -- whose slot is not locked here: they are expected to take the slot, so blocking one would have to unblock another.
 -- Index: instances_slot_due, instances_rate_due, under the planner settings of pick; the coalesce follows their terms.

@@ -23,6 +23,6 @@ begin
   if not found then
     return null;
   end if;
-  return @schema.draw_ids(count);
+  return @schema.draw_unused_ids(count);
 end
 $$;

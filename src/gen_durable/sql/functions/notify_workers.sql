@@ -1,8 +1,9 @@
 -- notify_workers: send messages to other processes; the commit of the calling transaction delivers them.
 --
 -- Parameters: kind: 'queue', 'cancel_children' or 'check_cancel_requests'; arguments: the queues, the parents' ids or the
--- workers, one message each, of at most 500 characters; nulls are left out. The payloads are those of `core/messages.py`
--- (tests/core/test_messages.py compares the two), the channel is that of `store/schema.py`.
+-- workers, one message each, of at most 500 characters; nulls are left out. The payloads are those of
+-- `core/notification_messages.py` (tests/core/test_notification_messages.py compares the two), the
+-- channel is that of `store/schema.py`.
 -- Raises 22023 for another kind, and for an argument that no receiver would accept.
 -- Locks: Postgres serializes the commits of all transactions that notify, in the whole database (ADR 22).
 create or replace function @schema.notify_workers(kind text, arguments text[])
@@ -13,7 +14,7 @@ set jit = off
 set plan_cache_mode = force_generic_plan
 as $$
 begin
-  perform @schema.require_small_call(cardinality(arguments));
+  perform @schema.require_max_elements(cardinality(arguments));
   if (kind in ('queue', 'cancel_children', 'check_cancel_requests')) is not true then
     raise exception 'kind must be queue, cancel_children or check_cancel_requests, got %', quote_nullable(left(kind, 40))
       using errcode = '22023';

@@ -16,7 +16,7 @@ set plan_cache_mode = force_generic_plan
 as $$
 #variable_conflict use_column
 begin
-  perform @schema.require_small_call(greatest(cardinality(after), cardinality(instances)), 100000);
+  perform @schema.require_max_elements(greatest(cardinality(after), cardinality(instances)), 100000);
   case source
     when 'instances' then
       return query

@@ -8,7 +8,7 @@
 --   fair              {queue: [kind of its groups, the group served last or null]} for fair queues
 --   free              how many rows of each queue start at once; the others are claimed ahead, and must leave limits and
 --                     contended partition keys alone (rows_to_claim_ahead.sql). Null if all start at once
---   crashed           how many rows may be claimed that crashed twice in a row (crash_gate.sql); null for any number
+--   crashed           how many rows may be claimed that crashed twice in a row (gate_of_crashed_row.sql); null for any number
 --   last_chance       whether, if there is no such row, one may be claimed that the next crash fails
 --   with_payloads     false leaves out inbox, children and journal: the worker sets a row aside whose claim cannot be
 --                     read (engine/picker.py)
@@ -26,14 +26,14 @@
 -- Scan positions: rows that were picked earlier leave dead entries at the head of the index. The next scan removes
 -- them, unless a long transaction prevents that; then every pick walks over more of them. A pick that has walked for
 -- more than 5 ms reports where the live rows begin, for each priority, and the next picks start there. Rows that are inserted
--- below a scan position are found when the caller omits the positions again (engine/scan_positions.py).
+-- below a scan position are found when the caller omits the positions again (engine/pick_scan_positions.py).
 -- Sizes: a queue whose states come to more than 1 MB is cut short and searched again by the next pick, so that the queues
 -- of a worker do not wait for the large states of one. A compressed state counts as a hundred times its size, which is the
 -- most that it can be; if that is too much, rows_up_to_size.sql measures.
--- Gates: admit_rows_by_partition.sql and admit_rows_by_limit.sql decide which rows may run, and block the others, so that each row is
--- skipped once. Fair queues: lock_fair_rows.sql finds the rows.
+-- Gates: admit_or_block_rows_by_partition.sql and admit_or_block_rows_by_limit.sql decide which rows may run, and block the
+-- others, so that each row is skipped once. Fair queues: lock_fair_rows.sql finds the rows.
 -- Index: instances_pick, one (queue, priority) at a time: stepping from priority to priority
--- (first_of_next_priority.sql), the search never reads rows that are due in the future, however urgent.
+-- (first_row_of_next_priority.sql), the search never reads rows that are due in the future, however urgent.
 -- Locks: FOR NO KEY UPDATE SKIP LOCKED, so pickers wait neither for each other nor for a delivery in progress.
 -- Long because: the loop shares its counters with every branch; passing them on would take more lines than it saves.
 -- Guarded by tests/store/test_pick.py, test_guards.py, tests/interleavings/test_claim_claim.py.
@@ -114,7 +114,7 @@ declare
   queue_reports jsonb;
 begin
   if call_size > 100000 then
-    perform @schema.require_small_call(call_size, 100000);
+    perform @schema.require_max_elements(call_size, 100000);
   end if;
   for queue_number in 1..coalesce(cardinality(queues), 0) loop
     queue_name := queues[queue_number];
@@ -148,7 +148,7 @@ begin
       level_position := scan_positions -> queue_name -> level;
       search_began := clock_timestamp();
       select head.priority, head.due_at, head.id into level_priority, head_due_at, head_id
-      from @schema.first_of_next_priority(queue_name, level_priority, level_position) as head;
+      from @schema.first_row_of_next_priority(queue_name, level_priority, level_position) as head;
       search_time := search_time + (clock_timestamp() - search_began);
       exit when level_priority is null;
       if head_due_at is null then
@@ -230,7 +230,7 @@ begin
             select admission.allowed, admission.denied, admission.contended, queues_to_wake || admission.woken_queues,
               admission.keys, admission.ids, admission.blocked_groups
             into found_rows, denied, contended_count, queues_to_wake, admitted_keys, admitted_ids, refused
-            from @schema.admit_rows_by_partition(
+            from @schema.admit_or_block_rows_by_partition(
               found_rows, claimed_keys, claimed_ids, case when skipped_count < 10 then 10 else 1 end
             ) as admission;
             claimed_keys := claimed_keys || admitted_keys;
@@ -246,7 +246,7 @@ begin
             select admission.allowed, admission.denied, contended_count + admission.contended,
               queues_to_wake || admission.woken_queues, admission.slots, admission.blocked_groups
             into found_rows, denied_by_limits, contended_count, queues_to_wake, admitted_slots, refused
-            from @schema.admit_rows_by_limit(
+            from @schema.admit_or_block_rows_by_limit(
               found_rows, claimed_rows, claimed_slots, case when skipped_count < 10 then 10 else 1 end
             ) as admission;
             claimed_slots := claimed_slots || admitted_slots;

@@ -4,13 +4,13 @@
 -- without_history, the machines that keep no history, as far as the caller knows; skip, how many of the oldest leases to
 -- leave out, because their rows fail the statement (engine/skipping_batch_runner.py).
 -- Returns one row: reclaimed, an array of {id, machine, version, step, queue, crashes, dead}, or null; woken_queues,
--- the queues in which rows became runnable; cascade_origins, parents whose other children cascade.sql must cancel;
--- cascade_due, whether a cascade is older than 2 s, so the process that carried it out has died.
+-- the queues in which rows became runnable; cascade_origins, parents whose other children cancel_listed_descendants.sql
+-- must cancel; cascade_due, whether a cascade is older than 2 s, so the process that carried it out has died.
 -- A row that was claimed ahead may not have begun: its crash is not counted. It is not claimed ahead again until it has
--- an outcome (rows_to_claim_ahead.sql), so the next one is. A row that crashed twice in a row runs apart (crash_gate.sql).
--- Every worker runs this; there is no leader. A row that is taken back keeps its eligible_at and so its place: within a
--- partition key it stays the head. The end of a row is recorded in its history if it has one: the transition of its
--- last outcome shows that, or, for a row without an outcome, `without_history`.
+-- an outcome (rows_to_claim_ahead.sql), so the next one is. A row that crashed twice in a row runs apart
+-- (gate_of_crashed_row.sql). Every worker runs this; there is no leader. A row that is taken back keeps its eligible_at and
+-- so its place: within a partition key it stays the head. The end of a row is recorded in its history if it has one: the
+-- transition of its last outcome shows that, or, for a row without an outcome, `without_history`.
 -- Index: instances_lease; primary keys.
 -- Locks: the rows in id order, then the parents of rows that end, both with SKIP LOCKED, then gates. Parents come after
 -- their children here and before them in flush and signal, so waiting for one would deadlock (tests/interleavings:
@@ -35,7 +35,7 @@ declare
   postponed bigint[];        -- ending rows whose parent is locked: left to the next reap
   freed_gates text[];
 begin
-  perform @schema.require_small_call(cardinality(without_history), 100000);
+  perform @schema.require_max_elements(cardinality(without_history), 100000);
   cascade_due := exists (
     select from (select entry.inserted_at from @schema.cascades entry order by entry.id limit 1) as oldest
     where oldest.inserted_at < now() - interval '2 seconds'
@@ -106,7 +106,7 @@ begin
       crashes = i.crashes + case when i.claimed_ahead then 0 else 1 end,
       blocked_on = case
         when i.id = any (ending) then null
-        else @schema.crash_gate(i.crashes + case when i.claimed_ahead then 0 else 1 end, max_crashes, i.queue)
+        else @schema.gate_of_crashed_row(i.crashes + case when i.claimed_ahead then 0 else 1 end, max_crashes, i.queue)
       end,
       attempt = i.attempt + 1,
       seq = case when i.id = any (ending) then i.seq + 1 else i.seq end,
@@ -137,7 +137,7 @@ begin
 
   if ending is not null then
     select released.woken_queues, released.cascade_origins into woken_queues, cascade_origins
-    from @schema.wake_parents(ending) as released;
+    from @schema.count_ended_children_and_wake_parents(ending) as released;
   end if;
   -- Slots that their steps acquired while they ran.
   with freed as (

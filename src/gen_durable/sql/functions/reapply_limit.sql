@@ -2,12 +2,12 @@
 --
 -- Parameter: the name of the limit. Returns the queues of the unblocked rows.
 -- Rows with a token_at in the future are blocked again, so that unblock computes it anew by the new policy. A row whose
--- token_at has passed is left alone: it can be picked, and admit_rows_by_limit decides by the new policy.
+-- token_at has passed is left alone: it can be picked, and admit_or_block_rows_by_limit decides by the new policy.
 -- Keys of a limit are its name, or 'NAME/PARTITION'; '0' is the character after '/', so NAME/ .. NAME0 is the range of
 -- the latter.
 -- Index: instances_token_due, instances_blocked, stepping from gate to gate.
--- Locks: the caller holds the gates of all limits (lock_limit_gates.sql), so rows with SKIP LOCKED: one that is skipped
--- got its token_at after lock_limit_gates had read them, and keeps it.
+-- Locks: the caller holds the gates of all limits (reblock_rows_and_lock_limit_gates.sql), so rows with SKIP LOCKED: one
+-- that is skipped got its token_at after reblock_rows_and_lock_limit_gates had read them, and keeps it.
 -- Guarded by tests/interleavings/test_policy.py (test_reapply_cancel), tests/store/test_guards.py, test_no_waiting.py.
 create or replace function @schema.reapply_limit(name text)
 returns text[]

@@ -21,7 +21,7 @@ as $$
 declare
   locked_ids bigint[];
 begin
-  perform @schema.require_small_call(greatest(
+  perform @schema.require_max_elements(greatest(
     cardinality(ids), cardinality(record_progress.claims), cardinality(steps), cardinality(branches),
     cardinality(fractions), cardinality(messages), cardinality(details)
   ), 100000);

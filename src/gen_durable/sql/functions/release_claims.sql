@@ -20,7 +20,7 @@ set enable_mergejoin = off
 as $$
 #variable_conflict use_column
 begin
-  perform @schema.require_small_call(greatest(
+  perform @schema.require_max_elements(greatest(
     cardinality(ids), cardinality(claims), cardinality(delays), cardinality(reasons)
   ), 100000);
   with given_back as (
@@ -43,7 +43,7 @@ begin
       locked_by = case when i.cancel_reason is not null then i.locked_by end,
       lease_expires_at = case when i.cancel_reason is not null then now() end,
       -- Not knowing after how many crashes rows fail: the safer gate.
-      blocked_on = case when i.cancel_reason is null then @schema.crash_gate(i.crashes, 0, i.queue) end,
+      blocked_on = case when i.cancel_reason is null then @schema.gate_of_crashed_row(i.crashes, 0, i.queue) end,
       claimed_ahead = false,
       unique_scope = case
         when i.cancel_reason is null then @schema.unique_scope_in_status(i.unique_scope, 'runnable') else i.unique_scope

@@ -17,7 +17,7 @@ begin
   delete from @schema.limits stored where stored.name = name;
   removed := found;
   if removed then
-    perform @schema.lock_limit_gates(name);
+    perform @schema.reblock_rows_and_lock_limit_gates(name);
     delete from @schema.rate_buckets bucket
     where bucket.key = name or (bucket.key > name || '/' and bucket.key < name || '0');
     woken_queues := @schema.reapply_limit(name);

@@ -22,7 +22,7 @@ declare
   free bigint[];
   same_row text;
 begin
-  perform @schema.require_small_call(greatest(
+  perform @schema.require_max_elements(greatest(
     jsonb_array_length(keys), cardinality(instances), cardinality(former), cardinality(fresh)
   ), 100000);
   if (source || '.' || part = any (array[

@@ -21,13 +21,13 @@ declare
   readmitted bigint[];
   queues text[];
 begin
-  perform @schema.require_small_call(cardinality(ids), 100000);
+  perform @schema.require_max_elements(cardinality(ids), 100000);
   perform from @schema.instances i
   where i.id = any (array(select s.target_id from @schema.signals s where s.id = any (ids)))
   order by i.id for no key update;
   rejected := array(select s.id from @schema.signals s where s.id = any (ids) and s.rejection is not null);
   select returned.readmitted, returned.woken_queues into readmitted, queues
-  from @schema.readmit_signals(rejected) as returned;
+  from @schema.readmit_signals_and_wake(rejected) as returned;
   update @schema.signals s set rejected_by = null where s.id = any (readmitted);
   if notify then
     perform @schema.notify_workers('queue', queues);

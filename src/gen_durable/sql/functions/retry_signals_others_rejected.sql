@@ -26,7 +26,7 @@ declare
   targets bigint[];
   locked_targets bigint[];
 begin
-  perform @schema.require_small_call(greatest(
+  perform @schema.require_max_elements(greatest(
     cardinality(machines), cardinality(versions), cardinality(fingerprints)
   ), 100000);
   with visited as materialized (
@@ -57,7 +57,7 @@ begin
     where i.id = any (targets) order by i.id for no key update skip locked
   );
   select returned.readmitted, returned.woken_queues into readmitted, woken_queues
-  from @schema.readmit_signals(array(
+  from @schema.readmit_signals_and_wake(array(
     select s.id from @schema.signals s where s.id = any (candidates) and s.target_id = any (locked_targets)
   )) as returned;
 end

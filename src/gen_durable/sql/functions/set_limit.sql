@@ -6,10 +6,10 @@
 -- the commit (notify_workers.sql).
 -- Returns whether the policy changed; the queues of the unblocked rows.
 -- Raises GD005 if the limit exists with the other kind.
--- After the commit no session admits rows by the old policy (lock_limit_gates.sql). Executing rows continue. Waiting rows
--- are unblocked, or get a new token_at, by the new policy (reapply_limit.sql).
--- Locks: the policy, by one of 64 rows of gate_locks, against other changes of it; then as lock_limit_gates. Buckets are
--- written under the locks of the gates only, here as everywhere.
+-- After the commit no session admits rows by the old policy (reblock_rows_and_lock_limit_gates.sql). Executing rows
+-- continue. Waiting rows are unblocked, or get a new token_at, by the new policy (reapply_limit.sql).
+-- Locks: the policy, by one of 64 rows of gate_locks, against other changes of it; then as
+-- reblock_rows_and_lock_limit_gates. Buckets are written under the locks of the gates only, here as everywhere.
 -- Guarded by tests/interleavings/test_limits.py (test_policy_pick_fewer_slots, ...), tests/store/test_limits.py.
 create or replace function @schema.set_limit(
   name text, kind text, slots int, period float8, burst int, declared jsonb, notify boolean default true,
@@ -38,7 +38,8 @@ begin
       using errcode = 'GD005';
   end if;
   if changed then
-    perform @schema.lock_limit_gates(name);  -- before updated_at, after which no row is claimed by the old policy
+    -- Before updated_at, after which no row is claimed by the old policy.
+    perform @schema.reblock_rows_and_lock_limit_gates(name);
   end if;
   insert into @schema.limits as stored (name, kind, slots, period, burst, declared)
   values (name, kind, slots, period, burst, declared)

@@ -31,7 +31,7 @@ declare
   totals bigint[];         -- and with those before them of the same name for the same target
   refusals boolean[];      -- whether a large inbox takes no more of the name; null if no inbox is large
 begin
-  perform @schema.require_small_call(greatest(
+  perform @schema.require_max_elements(greatest(
     cardinality(targets), cardinality(keys), cardinality(names), cardinality(payloads), cardinality(dedup_keys)
   ), 100000);  -- as many as the first signals of a batch
   if cardinality(names) < greatest(cardinality(targets), cardinality(keys)) is not false then
@@ -43,7 +43,7 @@ begin
   left join lateral (
     select i.id from @schema.instances i where given.id is null and i.unique_guard = given.key
   ) as holder on true;
-  if session_user <> current_user and not @schema.may_change_others() then
+  if session_user <> current_user and not @schema.may_change_instances_of_others() then
     resolved := @schema.ids_of_own_instances(resolved);
   end if;
 

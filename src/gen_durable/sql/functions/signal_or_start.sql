@@ -10,8 +10,8 @@
 -- recognised even if the instance that the first one started has ended. It is looked for while this transaction has the
 -- key, by the lock on its holder or by its own new row: no instance of the key can begin or end in between.
 -- Index: instances_unique, instances_key, signals_dedup.
--- For a login that may change only its own instances (may_change_others.sql), a holder of another is 'no_target', its
--- row is not locked, and the dedup keys of others do not count.
+-- For a login that may change only its own instances (may_change_instances_of_others.sql), a holder of another is
+-- 'no_target', its row is not locked, and the dedup keys of others do not count.
 -- Locks: the holder's row; without one the key, as insert. A holder that ends while its lock is waited for leaves the key
 -- free, and a key that is taken while it is inserted has a holder: each is seen by the next try.
 -- Guarded by tests/interleavings/test_signal_or_start.py.
@@ -30,7 +30,7 @@ set enable_hashjoin = off
 as $$
 #variable_conflict use_variable
 declare
-  changes_all constant boolean := session_user = current_user or @schema.may_change_others();
+  changes_all constant boolean := session_user = current_user or @schema.may_change_instances_of_others();
   login constant oid := case when not changes_all then @schema.session_login() end;
   new_id bigint;
   receiver bigint;  -- the instance that has the dedup key

@@ -23,7 +23,7 @@ declare
   unfinished bigint[];
   unfinished_journals bigint[];
 begin
-  perform @schema.require_small_call(greatest(cardinality(ids), cardinality(keeps)), 100000);
+  perform @schema.require_max_elements(greatest(cardinality(ids), cardinality(keeps)), 100000);
   with old as materialized (
     select i.id, found.place
     from unnest(ids, keeps) as given (id, keep)

@@ -4,12 +4,12 @@
 --   gates         what may be free (gate_name.sql)
 --   should_wait   wait for the lock of each gate; if false, skip gates that another session has locked, as set_limit
 --                 does with the gates of all limits: it unblocks the rows of its limit itself
---   is_cautious   as in unblock_slots.sql
---   claimed_rows  rows that the caller is about to claim, as in unblock_rate.sql
+--   is_cautious   as in unblock_slot_rows.sql
+--   claimed_rows  rows that the caller is about to claim, as in unblock_rate_rows.sql
 -- Returns the queues of the unblocked rows.
 -- Every transaction that moves a row out of executing calls this with its last locks. A session that holds the lock of
 -- a gate never waits for a row, so waiting here cannot deadlock. For the same reason a row that a delivery has locked
--- is skipped, and left to unblock_missed. A row that a pick blocks at the same time is not missed: the pick holds the
+-- is skipped, and left to unblock_missed_rows. A row that a pick blocks at the same time is not missed: the pick holds the
 -- lock of the gate until it commits, and this function reads the rows after it has the lock.
 -- Locks: gates in the order of their lock ids.
 -- Guarded by tests/interleavings/test_claim_claim.py (test_block_release), test_lock_order.py, test_policy.py.
@@ -57,12 +57,12 @@ begin
   from unnest(locked_gates) as locked (gate);
 
   if partition_keys is not null then
-    woken_queues := @schema.unblock_partitions(partition_keys);
+    woken_queues := @schema.unblock_partition_rows(partition_keys);
   end if;
   if limit_gates is not null then
     woken_queues := woken_queues
-      || @schema.unblock_slots(limit_gates, is_cautious)
-      || @schema.unblock_rate(limit_gates, claimed_rows);
+      || @schema.unblock_slot_rows(limit_gates, is_cautious)
+      || @schema.unblock_rate_rows(limit_gates, claimed_rows);
   end if;
   return woken_queues;
 end

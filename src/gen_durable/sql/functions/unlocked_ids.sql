@@ -11,6 +11,6 @@ set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 as $$
   select i.id from @schema.instances i
-  where i.id = any (ids) and @schema.require_small_call(cardinality(ids), 100000)
+  where i.id = any (ids) and @schema.require_max_elements(cardinality(ids), 100000)
   order by i.id for no key update skip locked
 $$;

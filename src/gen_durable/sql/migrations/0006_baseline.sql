@@ -173,20 +173,23 @@ create index instances_pick on @schema.instances (queue, priority, due_at, id) w
 -- reap: claims by the end of their lease.
 create index instances_lease on @schema.instances (lease_expires_at) where status = 'executing';
 
--- admit_rows_by_partition: at most one claim per partition key. The locks of pick prevent a conflict; the index proves it.
+-- admit_or_block_rows_by_partition: at most one claim per partition key. The locks of pick prevent a conflict; the index
+-- proves it.
 create unique index instances_partition on @schema.instances (partition_key)
   where status = 'executing' and partition_key is not null;
 
--- admit_rows_by_partition, unblock: the first row of a partition key among those that may be picked, which keeps its order.
+-- admit_or_block_rows_by_partition, unblock: the first row of a partition key among those that may be picked, which keeps
+-- its order.
 create index instances_partition_order on @schema.instances (partition_key, priority, due_at, id)
   where due_at is not null and partition_key is not null;
 
--- admit_rows_by_partition, unblock: the first row that waits for a partition key; unblock_missed: all gates with waiting rows.
+-- admit_or_block_rows_by_partition, unblock: the first row that waits for a partition key; unblock_missed_rows: all gates
+-- with waiting rows.
 create index instances_blocked on @schema.instances (blocked_on, priority, eligible_at, id)
   where blocked_on is not null;
 
--- admit_rows_by_partition, unblock: the row that a partition key has admitted and that now waits for a limit; no other row of
--- the key may overtake it.
+-- admit_or_block_rows_by_partition, unblock: the row that a partition key has admitted and that now waits for a limit; no
+-- other row of the key may overtake it.
 create index instances_partition_admitted on @schema.instances (partition_key)
   where partition_key is not null and (token_at is not null or not starts_with(blocked_on, 'partition/'));
 
@@ -194,14 +197,14 @@ create index instances_partition_admitted on @schema.instances (partition_key)
 create index instances_limited on @schema.instances (blocked_on, queue, priority, eligible_at, id)
   where not starts_with(blocked_on, 'partition/');
 
--- admit_rows_by_limit, unblock: how many rows of a concurrency limit execute (slot), and how many may be picked (slot_due).
--- slot_due wraps due_at in coalesce: with the plain column instances_pick would fit as well, and a planner with
+-- admit_or_block_rows_by_limit, unblock: how many rows of a concurrency limit execute (slot), and how many may be picked
+-- (slot_due). slot_due wraps due_at in coalesce: with the plain column instances_pick would fit as well, and a planner with
 -- statistics of an empty queue takes that one and reads all of it (tests/store/test_plans_limits.py).
 create index instances_slot on @schema.instances (slot_key) where status = 'executing' and slot_key is not null;
 create index instances_slot_due on @schema.instances (slot_key, queue, coalesce(due_at, 'infinity'))
   where slot_key is not null and coalesce(due_at, 'infinity') < 'infinity';
 
--- admit_rows_by_limit: rows of a rate limit that have not been refused a token yet; due_at is wrapped as above.
+-- admit_or_block_rows_by_limit: rows of a rate limit that have not been refused a token yet; due_at is wrapped as above.
 create index instances_rate_due on @schema.instances (rate_key, coalesce(due_at, 'infinity'))
   where rate_key is not null and token_at is null and coalesce(due_at, 'infinity') < 'infinity';
 
@@ -218,8 +221,9 @@ create unique index instances_unique on @schema.instances (unique_guard) where u
 -- children_of_claim, children_page: the children of a round, in the order of their start.
 create index instances_parent on @schema.instances (parent_id, parent_round, id) where parent_id is not null;
 
--- The transaction that ends a parent, or opens its barrier early, inserts a row here; cascade cancels the children
--- afterwards, a batch at a time. A call in the caller's transaction must not lock gates: it leaves them here as well.
+-- The transaction that ends a parent, or opens its barrier early, inserts a row here; cancel_listed_descendants cancels the
+-- children afterwards, a batch at a time. A call in the caller's transaction must not lock gates: it leaves them here as
+-- well.
 create table @schema.cascades (
   id             bigint generated always as identity primary key,
   parent_id      bigint,
@@ -233,7 +237,7 @@ create table @schema.cascades (
   visited_at     timestamptz not null default now(),
   first_skipped  bigint
 );
-comment on table @schema.cascades is 'Pending work of cascade: children to cancel and gates to unblock.';
+comment on table @schema.cascades is 'Pending work of cancel_listed_descendants: children to cancel and gates to unblock.';
 comment on column @schema.cascades.parent_id is 'The parent whose children are cancelled; null if there are only gates.';
 -- A retried parent begins a new round, so the cascade leaves its new children alone (tests/interleavings: spawn_cascade).
 comment on column @schema.cascades.first_round is 'The first round of the parent whose children are cancelled.';
@@ -244,7 +248,7 @@ comment on column @schema.cascades.first_skipped is 'The first child that was sk
 comment on column @schema.cascades.origin is 'The instance that was cancelled, or whose barrier opened early.';
 comment on column @schema.cascades.gates is 'Gates freed by a call in the caller''s transaction.';
 
--- cascade: the pending work, and that of one origin, in the order of visits.
+-- cancel_listed_descendants: the pending work, and that of one origin, in the order of visits.
 create index cascades_visited on @schema.cascades (visited_at, id);
 create index cascades_origin on @schema.cascades (origin, visited_at, id);
 
@@ -266,7 +270,7 @@ comment on column @schema.limits.period is 'Of a rate limit: the seconds between
 comment on column @schema.limits.burst is 'Of a rate limit: how many tokens a full bucket holds.';
 comment on column @schema.limits.declared is 'The limit as a worker has last declared it in code.';
 
--- admit_rows_by_limit locks and updates the row of each bucket it takes tokens from.
+-- admit_or_block_rows_by_limit locks and updates the row of each bucket it takes tokens from.
 create table @schema.rate_buckets (
   key            text collate "C" primary key,
   drained_until  timestamptz not null

@@ -33,5 +33,6 @@ create unique index signals_dedup on @schema.signals (target_id, dedup_key)
 -- them; delete_signals_trg finds them here when the instance is deleted. signal and inbox_of_claim add up the sizes.
 create index signals_inbox on @schema.signals (target_id, consumed, id) include (size);
 
--- retry_signals_others_rejected, rejected_signals, reject_unreadable_signals: rejected signals, by instance. Empty in most databases.
+-- retry_signals_others_rejected, rejected_signals, reject_signals_and_release_claims: rejected signals, by instance. Empty
+-- in most databases.
 create index signals_rejected on @schema.signals (target_id, id) where rejection is not null;
