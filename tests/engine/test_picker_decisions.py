@@ -11,7 +11,6 @@ from typing import Any, cast
 import pytest
 from tests.support.picker import Claimed
 
-from gen_durable.config import Queue, WorkerOptions
 from gen_durable.engine import picker as picker_module
 from gen_durable.engine.picker import MAX_UNCOMMITTED, UNCOMMITTED_PAUSE, Picker
 from gen_durable.engine.slots import NEVER, Slots
@@ -31,6 +30,7 @@ from gen_durable.telemetry import (
     RowsThrottled,
     RowsUnblocked,
 )
+from gen_durable.worker_options import Queue, WorkerOptions
 
 QUEUES = {"a": 2, "b": 3}
 

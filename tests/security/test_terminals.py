@@ -25,13 +25,13 @@ from gen_durable.cli.demo.run_verifier import CheckResult, DemoReport, MachineTo
 from gen_durable.cli.demo.view_protocol import DemoEvent, DemoState, EventImportance
 from gen_durable.cli.demo.views import LineView, LiveView, print_report
 from gen_durable.cli.tables import new_table
-from gen_durable.printable_text import TextBlock, escape_text
+from gen_durable.printable_text import TextBlock, escape_to_one_line
 
 __all__ = ["command_server", "run"]
 
 pytestmark = pytest.mark.dirty
 Run = Callable[..., CompletedProcess[str]]
-START = escape_text(STRINGS[0])
+START = escape_to_one_line(STRINGS[0])
 BAD = ALL.replace("=", "").replace("/", "")
 """As an argument: with everything in it, and of no form that an option takes."""
 UNREACHABLE = f"postgresql://user:pw@127.0.0.1:1/{ALL.replace('/', '').replace('#', '').replace('?', '')}"
@@ -111,7 +111,7 @@ def complete(words: list[str], dsn: str, schema: str) -> list[str]:
 def check_output(text: str) -> None:
     """Every line is printable, and none of them is the forged one."""
     for line in text.split("\n"):
-        assert escape_text(line) == line
+        assert escape_to_one_line(line) == line
         assert not line.startswith(FORGED)
 
 

@@ -262,7 +262,7 @@ def bare(open_air: Path) -> str:
     """The embedded server and what it imports, as a path to import from, for interpreters without the rest."""
     package = open_air / "bare" / "gen_durable"
     shutil.copytree(SOURCE / "gen_durable" / "embedded", package / "embedded")
-    for module in ("errors.py", "loggers.py", "printable_text.py"):
+    for module in ("errors.py", "escaping_loggers.py", "printable_text.py"):
         shutil.copy(SOURCE / "gen_durable" / module, package)
     (package / "__init__.py").touch()
     return str(package.parent)

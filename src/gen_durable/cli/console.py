@@ -26,7 +26,7 @@ from typer.core import TyperGroup
 
 from gen_durable.errors import EmbeddedUnavailable, GenDurableError
 from gen_durable.pg.faults import SqlError, detail_and_hint_of, message_of
-from gen_durable.printable_text import TextBlock, escape_lines, escape_text, format_exception
+from gen_durable.printable_text import TextBlock, escape_lines, escape_to_one_line, format_exception_escaped
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -43,7 +43,7 @@ class EscapingConsole(Console):
 
     def render_str(self, text: str, **options: Any) -> Text:
         options |= {"markup": False, "emoji": False}
-        return super().render_str(escape_text(text), **options)
+        return super().render_str(escape_to_one_line(text), **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
@@ -52,7 +52,7 @@ class EscapingConsole(Console):
 
 def styled(text: str, style: str = "", *, is_cut: bool = False) -> Text:
     """Text from data in a style. One line, unless it is a `TextBlock`. If `is_cut`, it ends where the terminal ends."""
-    shown = text if isinstance(text, TextBlock) else escape_text(text)
+    shown = text if isinstance(text, TextBlock) else escape_to_one_line(text)
     return Text(shown, style, no_wrap=True, overflow="ellipsis") if is_cut else Text(shown, style)
 
 
@@ -89,7 +89,7 @@ class _TrimmedOutput:
 
 def print_line(line: str) -> None:
     """Print a line to stdout."""
-    typer.echo(escape_text(line))
+    typer.echo(escape_to_one_line(line))
 
 
 def print_lines(text: str) -> None:
@@ -104,17 +104,17 @@ def print_json(value: object, *, indent: int | None = 2) -> None:
 
 def print_message(line: str) -> None:
     """Print a line to stderr, apart from the command's result."""
-    typer.echo(escape_text(line), err=True)
+    typer.echo(escape_to_one_line(line), err=True)
 
 
 def print_unexpected_error(error: Exception) -> None:
     """Print an error that no command expects, with its traceback, to stderr."""
-    typer.echo(format_exception(error), err=True)
+    typer.echo(format_exception_escaped(error), err=True)
 
 
 def ask(question: str) -> str:
     """Ask on the terminal, and return the answer."""
-    return str(typer.prompt(escape_text(question), err=True))
+    return str(typer.prompt(escape_to_one_line(question), err=True))
 
 
 def fail(message: str, code: int = 2) -> NoReturn:
@@ -174,6 +174,6 @@ def _escape_usage_errors() -> Generator[None]:
         # Typer has a click of its own or imports the public one, depending on its version.
         describe = getattr(error, "format_message", None)
         if callable(describe) and type(error).__name__ != "NoArgsIsHelpError":
-            message = escape_text(str(describe()))
+            message = escape_to_one_line(str(describe()))
             cast(Any, error).format_message = lambda: message
         raise

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from datetime import datetime
 
-from gen_durable.codec import ENCRYPTED_PREFIX, decode_payload
 from gen_durable.errors import DecodeError
 from gen_durable.instances import Instance
+from gen_durable.json_codec import ENCRYPTED_PREFIX, decode_untyped_payload
 
 
 def format_relative_time(then: datetime, now: datetime) -> str:
@@ -27,7 +27,7 @@ def text_or_encrypted_hint(text: str | None) -> str:
 def format_payload(raw: bytes) -> str:
     """A payload as indented JSON, or the reason why it cannot be read."""
     try:
-        return json.dumps(decode_payload(raw), indent=2, ensure_ascii=False)
+        return json.dumps(decode_untyped_payload(raw), indent=2, ensure_ascii=False)
     except DecodeError as error:
         return f"({error})"
 

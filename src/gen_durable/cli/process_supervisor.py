@@ -14,10 +14,10 @@ import signal
 import time
 from typing import Final
 
-from gen_durable.backoff import Pauses
-from gen_durable.loggers import get_logger
+from gen_durable.backoff import GrowingPauses
+from gen_durable.escaping_loggers import get_escaping_logger
 
-log = get_logger("gen_durable.supervisor")
+log = get_escaping_logger("gen_durable.supervisor")
 CANNOT_START: Final = 2
 """The exit code of a command that can never work as given: it is not restarted."""
 STABLE_AFTER: Final = 10.0
@@ -56,7 +56,7 @@ class _Supervisor:
 
     async def _run_and_replace_process(self, slot: int) -> None:
         """Run one process after the other, until a stop or until one was stopped by itself."""
-        pauses = Pauses(FIRST_PAUSE, LONGEST_PAUSE)
+        pauses = GrowingPauses(FIRST_PAUSE, LONGEST_PAUSE)
         while not self._stopping.is_set():
             started = time.monotonic()
             process = await self._start_process()
@@ -76,7 +76,7 @@ class _Supervisor:
                 if time.monotonic() - started > STABLE_AFTER:
                     pauses.reset()
                 else:
-                    pause = pauses.next()
+                    pause = pauses.next_seconds()
                 log.warning(
                     "process %d (pid %d) %s; replacing it in %g s", slot, process.pid, _describe_exit(code), pause
                 )

@@ -30,7 +30,7 @@ from gen_durable.client import Durable
 from gen_durable.instances import Instance
 from gen_durable.journal import Activity, Checkpoint, Progress, Transition
 from gen_durable.listing import Count
-from gen_durable.printable_text import TextBlock, escape_text
+from gen_durable.printable_text import TextBlock, escape_to_one_line
 from gen_durable.signals import StoredSignal
 
 
@@ -183,7 +183,10 @@ def _list_fields(details: InstanceDetails, now: datetime) -> list[tuple[str, str
             _to_text_block(text_or_encrypted_hint(instance.last_error)),
         ),
         ("error type", instance.error_type or ""),
-        ("progress", _to_text_block("\n".join(escape_text(_describe_progress(p, now)) for p in details.progress))),
+        (
+            "progress",
+            _to_text_block("\n".join(escape_to_one_line(_describe_progress(p, now)) for p in details.progress)),
+        ),
         ("checkpoint", _describe_checkpoint(details.checkpoint, now)),
         ("signals", _describe_signals(details.signals)),
         ("queue", instance.queue + (f", priority {instance.priority}" if instance.priority else "")),

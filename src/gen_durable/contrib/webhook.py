@@ -30,7 +30,7 @@ from gen_durable.contrib.webhook_input import Delivery, TargetUrl, check_and_par
 from gen_durable.contrib.webhook_signature import Secret, sign
 from gen_durable.durations import Duration
 from gen_durable.errors import ConfigError, InputError
-from gen_durable.loggers import get_logger
+from gen_durable.escaping_loggers import get_escaping_logger
 from gen_durable.machines import Machine, step
 from gen_durable.outcomes import Done, Fail, Outcome, Retry, describe_error
 from gen_durable.validation import check_delay
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Delivered", "Delivery", "Secret", "Undelivered", "Webhook", "sign"]
 
-log = get_logger("gen_durable.webhook")
+log = get_escaping_logger("gen_durable.webhook")
 MAX_WAIT: Final = timedelta(days=1)
 NOT_DELIVERED: Final = "not delivered; the worker's log has the reason, and Webhook(show_details=True) stores it"
 _SENDER: Final = re.compile(r"[A-Za-z0-9_:/@+-]+")

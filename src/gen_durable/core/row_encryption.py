@@ -14,7 +14,7 @@ from typing import Final, cast
 
 import msgspec
 
-from gen_durable.backoff import Pauses
+from gen_durable.backoff import GrowingPauses
 from gen_durable.encryption import ERROR, RESULT, TRACEBACK, PayloadEncryption, signal_field, state_field
 from gen_durable.errors import UnreadableSignal
 from gen_durable.pg.faults import ConnectionLost, FaultKind, SqlError, classify_error
@@ -105,7 +105,7 @@ class RowEncryption:
 
     async def _allocate_ids(self, count: int) -> list[int]:
         """Allocate ids, retrying until the database answers, as commits do: an outage is no error of the step."""
-        pauses = Pauses(FIRST_PAUSE, LONGEST_PAUSE)
+        pauses = GrowingPauses(FIRST_PAUSE, LONGEST_PAUSE)
         while True:
             try:
                 return await self._pool.run(self._statements.allocate_ids(count))
@@ -114,7 +114,7 @@ class RowEncryption:
             except SqlError as error:
                 if classify_error(error) is FaultKind.REFUSED:
                     raise to_library_error(error, "allocate_ids", self._statements.schema.name) from None
-            await asyncio.sleep(pauses.next())
+            await asyncio.sleep(pauses.next_seconds())
 
 
 def encrypt_insert_statement(

@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gen_durable.errors import EmbeddedUnavailable
-from gen_durable.loggers import get_logger
+from gen_durable.escaping_loggers import get_escaping_logger
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EmbeddedServer", "release", "start"]
 
-logger = get_logger("gen_durable.embedded")
+logger = get_escaping_logger("gen_durable.embedded")
 
 
 @dataclass(frozen=True, slots=True)

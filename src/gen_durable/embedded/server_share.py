@@ -21,9 +21,9 @@ from gen_durable.embedded.layout import Layout, check_layout
 from gen_durable.embedded.path_ownership import open_owned_file
 from gen_durable.embedded.server_probe import ServerState
 from gen_durable.errors import EmbeddedUnavailable
-from gen_durable.loggers import get_logger
+from gen_durable.escaping_loggers import get_escaping_logger
 
-logger = get_logger("gen_durable.embedded")
+logger = get_escaping_logger("gen_durable.embedded")
 
 _START_TIMEOUT = 30.0  # seconds in which the server is neither ready nor starting
 _GUARD_INTERVAL = 1.0

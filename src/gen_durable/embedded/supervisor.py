@@ -21,9 +21,9 @@ from gen_durable.embedded.cluster import Cluster
 from gen_durable.embedded.file_locks import FileLock
 from gen_durable.embedded.layout import Layout, check_layout
 from gen_durable.errors import EmbeddedUnavailable
-from gen_durable.loggers import get_logger
+from gen_durable.escaping_loggers import get_escaping_logger
 
-logger = get_logger("gen_durable.embedded.supervisor")
+logger = get_escaping_logger("gen_durable.embedded.supervisor")
 
 _CHECK_INTERVAL = 0.5
 _CHECK_INTERVAL_WHILE_DOWN = 0.05  # until the dead server's last backend is gone

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias, TypeVar, cast
 from gen_durable.core.row_encryption import encrypt_insert_statement, encrypt_signal
 from gen_durable.core.services import Services
 from gen_durable.errors import DatabaseRefused, DatabaseUnavailable, GenDurableError, InputError
-from gen_durable.loggers import get_logger
+from gen_durable.escaping_loggers import get_escaping_logger
 from gen_durable.operations.insert import OnConflict, check_starts, find_blocked_rows
 from gen_durable.operations.start_or_update import follow_ups_of, start_or_update_statements
 from gen_durable.pg.caller_connection import (
@@ -30,7 +30,7 @@ from gen_durable.store.start_or_update import StartOrUpdate, StartOrUpdateResult
 from gen_durable.store.statements import Statement
 from gen_durable.store.types import CancelResult, FollowUps, InsertResult, OutgoingSignal, Row
 
-log = get_logger("gen_durable.notifier")
+log = get_escaping_logger("gen_durable.notifier")
 T = TypeVar("T")
 
 Notify: TypeAlias = Literal["after_commit", "in_transaction", "never"]

@@ -33,7 +33,7 @@ class ConnectionKind(enum.Enum):
 _KINDS: Final = {
     ("asyncpg", "Connection"): ConnectionKind.ASYNCPG,
     ("asyncpg", "PoolConnectionProxy"): ConnectionKind.ASYNCPG,
-    ("gen_durable", "TransactionConnection"): ConnectionKind.ASYNCPG,  # ctx.connection
+    ("gen_durable", "ConnectionUntilStepEnds"): ConnectionKind.ASYNCPG,  # ctx.connection
     ("psycopg", "Connection"): ConnectionKind.PSYCOPG,
     ("psycopg", "AsyncConnection"): ConnectionKind.PSYCOPG_ASYNC,
     ("sqlalchemy", "Connection"): ConnectionKind.SQLALCHEMY,

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import asyncpg
 
-from gen_durable.loggers import get_logger
+from gen_durable.escaping_loggers import get_escaping_logger
 from gen_durable.pg.dsn import VERIFY_FULL, Host, is_local_host, split_hosts
 from gen_durable.pg.session_settings import (
     ALLOW_WRITES,
@@ -27,7 +27,7 @@ from gen_durable.pg.session_settings import (
     transaction_settings_script,
 )
 
-log = get_logger("gen_durable.pg")
+log = get_escaping_logger("gen_durable.pg")
 STAGGER: Final = 0.5
 RETRY_PAUSE: Final = 0.2
 HOST_TIMEOUT: Final = 3.0

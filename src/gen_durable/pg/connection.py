@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import asyncpg
 
-from gen_durable.loggers import get_logger
+from gen_durable.escaping_loggers import get_escaping_logger
 from gen_durable.pg.connect import ConnectionTarget, HostConnection, connect
 from gen_durable.pg.dead_server_watchdog import Watchdog
 from gen_durable.pg.dsn import may_leak_password
@@ -32,7 +32,7 @@ __all__ = ["ConnectionTarget", "PersistentConnection", "RunStatement"]
 
 T = TypeVar("T")
 U = TypeVar("U")
-log = get_logger("gen_durable.pg")
+log = get_escaping_logger("gen_durable.pg")
 
 
 class RunStatement(Protocol):

@@ -16,11 +16,11 @@ from typing import Final
 
 import asyncpg
 
-from gen_durable.loggers import get_logger
+from gen_durable.escaping_loggers import get_escaping_logger
 from gen_durable.pg.connect import ConnectionTarget, HostConnection, connect_to_host
 from gen_durable.pg.dsn import Host
 
-log = get_logger("gen_durable.pg")
+log = get_escaping_logger("gen_durable.pg")
 PROBE_AFTER: Final = 5.0
 PROBE_TIMEOUT: Final = 3.0
 # The timeline goes up with every promotion. A standby, or a pooler's console, cannot report it.

@@ -17,7 +17,7 @@ from typing import Any, Final
 import asyncpg
 
 from gen_durable.errors import ConfigError, DatabaseRefused, DatabaseUnavailable, SchemaMissing, SchemaTooNew
-from gen_durable.loggers import get_logger
+from gen_durable.escaping_loggers import get_escaping_logger
 from gen_durable.pg.connection import PersistentConnection
 from gen_durable.pg.faults import READ_ONLY, READ_ONLY_DATABASE, ConnectionLost, describe_for_log, message_of, sqlstate
 from gen_durable.pg.installed_version import InstalledSchema, read_installed
@@ -26,7 +26,7 @@ from gen_durable.pg.pool import Pool
 from gen_durable.store.schema import Migration, Schema, SqlFile, functions, migrations, views
 from gen_durable.store.split_sql import split_sql
 
-log = get_logger("gen_durable.migrate")
+log = get_escaping_logger("gen_durable.migrate")
 LOCK_TRIES: Final = 10
 SETTINGS: Final = (
     "set local lock_timeout = '5s'; set local check_function_bodies = off; "  # functions may call later ones

@@ -10,11 +10,11 @@ import re
 from typing import Any, Final, NoReturn, TypeAlias, TypeVar, final, overload
 
 from gen_durable.client import Durable
-from gen_durable.codec import decode_plain, encode
 from gen_durable.core.services import services_of
 from gen_durable.errors import InputError
 from gen_durable.handles import Handle
 from gen_durable.instances import Status
+from gen_durable.json_codec import decode_untyped_json, encode_json
 from gen_durable.signals import Signal
 from gen_durable.starts import Startable, to_step_spec
 from gen_durable.testing.drain_result import describe_waiting
@@ -160,7 +160,7 @@ class Assertions:
 
 def _to_plain_json(value: object, what: str) -> object:
     """A value as plain JSON values: assertions compare the stored form, not the class's own equality."""
-    plain: object = decode_plain(encode(value, what))
+    plain: object = decode_untyped_json(encode_json(value, what))
     return plain
 
 

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeVar, cast, overload
 
-from gen_durable.codec import JSON_NULL
 from gen_durable.context import Child, Context
 from gen_durable.instances import Status
+from gen_durable.json_codec import JSON_NULL
 from gen_durable.signals import Received, Signal
 from gen_durable.starts import Startable, to_step_spec
 from gen_durable.step_services import StepConnection, StepTransaction

@@ -19,7 +19,7 @@ from gen_durable.errors import ConfigError, InputError
 from gen_durable.instances import Status
 from gen_durable.jobs import Job
 from gen_durable.machines import Machine
-from gen_durable.registry import Registry
+from gen_durable.step_registry import Registry
 from gen_durable.store.types import Claim
 from gen_durable.testing.assertions import Assertions, Target
 from gen_durable.testing.drain_result import DrainResult, Execution, Runaway, describe_waiting, missing_code_hint
@@ -196,7 +196,7 @@ class Harness(Assertions):
             return ", but another instance with its partition key goes first"
         if found.due_in is None or found.due_in > timedelta(0):
             return ""
-        if self._registry.find(found.machine, found.version, found.step) is None:
+        if self._registry.find_step(found.machine, found.version, found.step) is None:
             return missing_code_hint(found)
         if found.partition_key is not None:
             return ", but another instance with its partition key goes first"
@@ -204,7 +204,7 @@ class Harness(Assertions):
 
     async def _make_drain_result(self, ran: Iterable[Execution]) -> DrainResult:
         waiting = await self.waiting()
-        unknown_step_ids = (w.id for w in waiting if self._registry.find(w.machine, w.version, w.step) is None)
+        unknown_step_ids = (w.id for w in waiting if self._registry.find_step(w.machine, w.version, w.step) is None)
         return DrainResult(tuple(ran), waiting, frozenset(unknown_step_ids))
 
     def _make_runaway_error(self, tally: DrainResult, claim: Claim) -> Runaway:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, assert_never
 
-from gen_durable.codec import decode_plain
 from gen_durable.instances import Status
+from gen_durable.json_codec import decode_untyped_json
 from gen_durable.store.row_decoder import decode_status
 
 SHOWN = 500
@@ -48,12 +48,12 @@ class Snapshot:
     @property
     def state(self) -> Any:
         """The state as plain JSON values."""
-        return decode_plain(self.raw_state)
+        return decode_untyped_json(self.raw_state)
 
     @property
     def result(self) -> Any:
         """The result as plain JSON values, or None if the instance is not done."""
-        return None if self.raw_result is None else decode_plain(self.raw_result)
+        return None if self.raw_result is None else decode_untyped_json(self.raw_result)
 
     @property
     def doing(self) -> str:

@@ -17,12 +17,10 @@ from datetime import timedelta
 from typing import Any, Final, TypeVar
 
 from gen_durable.client import Durable
-from gen_durable.config import WorkerOptions
 from gen_durable.context import Context
 from gen_durable.core.notifier import Notifier
 from gen_durable.core.row_encryption import RowEncryption
 from gen_durable.core.services import Services, services_of
-from gen_durable.decoder_fingerprints import DecoderFingerprints
 from gen_durable.durations import Duration
 from gen_durable.engine.active_claim import ActiveClaim
 from gen_durable.engine.claim_runner import ClaimRunner
@@ -42,13 +40,15 @@ from gen_durable.engine.thread_pool import ThreadPool
 from gen_durable.engine.transactional_executor import TransactionalExecutor
 from gen_durable.errors import LeaseLost, NoFreeThread, OutcomeRejected, UnreadableSignal
 from gen_durable.pg.connection import PersistentConnection
-from gen_durable.registry import Registry, StepEntry
 from gen_durable.retry_policy import RetryPolicy
+from gen_durable.signal_decoder_fingerprints import SignalDecoderFingerprints
+from gen_durable.step_registry import Registry, RunnableStep
 from gen_durable.step_services import StepTransaction
 from gen_durable.store.types import Claim, FollowUps
 from gen_durable.telemetry import Event, Events, OutcomePostponed, SignalRejected, StateUndecodable, StepCommitted
 from gen_durable.testing.drain_result import LOST, PUT_BACK, SIGNAL_REJECTED, UNDECODABLE, Execution
 from gen_durable.testing.harness_statements import HarnessStatements
+from gen_durable.worker_options import WorkerOptions
 
 T = TypeVar("T")
 WORKER: Final = "gen_durable.testing"
@@ -141,7 +141,7 @@ class Stepper:
             notifier=self._notifier,
             events=self._events,
             max_crashes=None,
-            fingerprints=DecoderFingerprints(registry, services.codec_identity),
+            fingerprints=SignalDecoderFingerprints(registry, services.codec_identity),
         )
         slots.runner = self._runner = ClaimRunner(
             self._executor,
@@ -282,8 +282,8 @@ class Stepper:
         self._build_parts(registry)
         self._errors.clear()
 
-    def _find_entry(self, claim: Claim) -> StepEntry:
-        return self._registry.get(claim.machine, claim.version, claim.step)
+    def _find_entry(self, claim: Claim) -> RunnableStep:
+        return self._registry.get_known_step(claim.machine, claim.version, claim.step)
 
     async def _run_in_task(self, claim: Claim, coroutine: Coroutine[Any, Any, T]) -> T:
         task = asyncio.get_running_loop().create_task(coroutine)
@@ -337,7 +337,7 @@ class HarnessExecutor(Executor):
     async def execute(
         self,
         claim: Claim,
-        entry: StepEntry,
+        entry: RunnableStep,
         *,
         may_continue: bool,
         previous: EncodedOutcome | None = None,
@@ -353,7 +353,7 @@ class HarnessExecutor(Executor):
             raise
 
     async def handle_step_error(
-        self, claim: Claim, entry: StepEntry, ctx: Context, error: Exception, *, may_continue: bool
+        self, claim: Claim, entry: RunnableStep, ctx: Context, error: Exception, *, may_continue: bool
     ) -> EncodedOutcome:
         self.errors[claim.id] = error
         return await super().handle_step_error(claim, entry, ctx, error, may_continue=may_continue)

@@ -14,9 +14,13 @@ from tests.support import canaries
 
 from gen_durable import Await, Context, Done, Machine, Outcome, Signal, job, step
 from gen_durable.contrib.aes import AesGcm
-from gen_durable.decoder_fingerprints import DecoderFingerprints, find_signals_in_code, fingerprint_machine
 from gen_durable.encryption import PayloadEncryption
-from gen_durable.registry import Registry
+from gen_durable.signal_decoder_fingerprints import (
+    SignalDecoderFingerprints,
+    find_signals_in_code,
+    make_machine_fingerprint,
+)
+from gen_durable.step_registry import Registry
 
 
 @dataclass
@@ -64,7 +68,7 @@ async def plain(number: int) -> int:
 
 
 def mark(machine: Machine, codec: str = "") -> str:
-    return fingerprint_machine(type(machine).__gen_durable__, machine, codec)
+    return make_machine_fingerprint(type(machine).__gen_durable__, machine, codec)
 
 
 def test_signals_are_found_wherever_the_code_names_them() -> None:
@@ -110,10 +114,10 @@ def test_a_type_without_a_schema_counts_by_its_name() -> None:
 
 
 def test_the_fingerprints_of_a_worker() -> None:
-    marks = DecoderFingerprints(Registry([Shop()], [plain]), "")
+    marks = SignalDecoderFingerprints(Registry([Shop()], [plain]), "")
     assert {(machine, version) for machine, version, _ in marks.list_all()} == {("Shop", 1), ("plain", 1)}
     assert marks.get_for_machine("Shop", 1) == mark(Shop())
-    assert DecoderFingerprints(Registry([Shop()]), "codec").get_for_machine("Shop", 1) != marks.get_for_machine(
+    assert SignalDecoderFingerprints(Registry([Shop()]), "codec").get_for_machine("Shop", 1) != marks.get_for_machine(
         "Shop", 1
     )
 

@@ -38,15 +38,15 @@ class _PydanticModel(Protocol):
     def model_dump_json(self) -> str: ...
 
 
-class Codec(Generic[T]):
+class JsonCodec(Generic[T]):
     """Encodes and decodes values of one type."""
 
-    __slots__ = ("_decode", "_may_change", "_plain_class", "_takes_null", "_takes_text", "_type", "_what")
+    __slots__ = ("_accepts_null", "_accepts_text", "_decode", "_may_change", "_plain_class", "_type", "_what")
 
     def __init__(self, type_: object, what: str) -> None:
         self._type = type_
         self._what = what
-        model: Any = type_ if _is_pydantic(type_) else None
+        model: Any = type_ if _is_pydantic_model_class(type_) else None
         self._plain_class = _accepted_classes(type_)
         try:
             decoder = msgspec.json.Decoder(cast(Any, type_), dec_hook=_decode_hook)
@@ -62,9 +62,9 @@ class Codec(Generic[T]):
             decoder.decode if model is None else functools.partial(model.model_validate_json, by_name=True)
         )
         self._may_change = may_change_as_jsonb(info)
-        self._takes_text = False
-        self._takes_text = self._can_decode(f'"{ENCRYPTED_PREFIX}AAAA"')
-        self._takes_null = self._can_decode("null")
+        self._accepts_text = False
+        self._accepts_text = self._can_decode(f'"{ENCRYPTED_PREFIX}AAAA"')
+        self._accepts_null = self._can_decode("null")
 
     def _can_decode(self, raw: str) -> bool:
         try:
@@ -82,8 +82,8 @@ class Codec(Generic[T]):
 
     def encode(self, value: T) -> bytes:
         self.check_type(value)
-        raw = encode(value, self._what)
-        if self._takes_text and is_encrypted(raw):
+        raw = encode_json(value, self._what)
+        if self._accepts_text and is_encrypted_json(raw):
             raise EncodeError(f"{self._what} begins with {ENCRYPTED_PREFIX!r}, which marks encrypted payloads")
         return raw
 
@@ -102,7 +102,7 @@ class Codec(Generic[T]):
 
     def encode_with_type_check(self, value: T) -> str:
         """A value as JSON text. Raises `EncodeError` if it is not of this type, by decoding it again where needed."""
-        if value is None and self._takes_null:
+        if value is None and self._accepts_null:
             return "null"
         if self._type is Any:
             return self.encode(value).decode()
@@ -111,15 +111,15 @@ class Codec(Generic[T]):
     def decode(self, raw: bytes | str) -> T:
         try:
             # Most types reject an encrypted payload by themselves; a type that accepts any text would not.
-            if self._takes_text and is_encrypted(raw):
+            if self._accepts_text and is_encrypted_json(raw):
                 raise ValueError
             if len(raw) > _LARGE:
                 return _call_without_gc(self._decode, raw)
             return self._decode(raw)
         except Exception as error:
-            if is_encrypted(raw):
+            if is_encrypted_json(raw):
                 raise DecodeError(f"{self._what}: {NO_CODEC}") from None
-            reason = _explain_decode_error(error, self._type)
+            reason = _explain_decode_error_without_values(error, self._type)
             raise DecodeError(f"{self._what}: stored JSON does not fit {type_name(self._type)}: {reason}") from None
 
 
@@ -134,12 +134,12 @@ def _call_without_gc(decode: Callable[[V], T], raw: V) -> T:
         gc.enable()
 
 
-def codec_for(type_: object, what: str) -> Codec[Any]:
+def make_json_codec(type_: object, what: str) -> JsonCodec[Any]:
     """A codec for a type as written in an annotation; `what` names the value in errors."""
-    return Codec(type_, what)
+    return JsonCodec(type_, what)
 
 
-def encode(value: object, what: str) -> bytes:
+def encode_json(value: object, what: str) -> bytes:
     """A value as JSON bytes. Raises `EncodeError` with the part that cannot be stored, or `TooLarge`."""
     try:
         raw = _ENCODER.encode(value)
@@ -165,7 +165,7 @@ def _check_size_and_depth(raw: bytes, what: str) -> None:
             f"{what} is {len(raw):,} bytes of JSON, at most {MAX_PAYLOAD:,} are allowed: "
             "store large data elsewhere and keep a reference to it"
         )
-    if len(raw) > _MAY_EXPAND and (size := stored_size(raw)) > MAX_PAYLOAD:
+    if len(raw) > _MAY_EXPAND and (size := written_out_size(raw)) > MAX_PAYLOAD:
         raise TooLarge(
             f"{what} is {size:,} bytes of JSON with its numbers written out, at most {MAX_PAYLOAD:,} are allowed"
         )
@@ -180,22 +180,22 @@ def encode_metadata(metadata: Mapping[str, Any]) -> str:
     for key in metadata:
         if not isinstance(key, str):
             raise EncodeError(f"metadata must have keys of type str, got one of type {type(key).__name__}")
-    raw = encode(dict(metadata), "metadata")
-    if (size := stored_size(raw)) > MAX_METADATA:
+    raw = encode_json(dict(metadata), "metadata")
+    if (size := written_out_size(raw)) > MAX_METADATA:
         raise TooLarge(f"metadata is {size:,} bytes of JSON, at most {MAX_METADATA:,} are allowed: use the state")
     return raw.decode()
 
 
-def decode_plain(raw: bytes | str) -> Any:
+def decode_untyped_json(raw: bytes | str) -> Any:
     """JSON without a type: dicts, lists and scalars."""
     return msgspec.json.decode(raw)
 
 
-def decode_payload(raw: bytes | str) -> Any:
-    """Like `decode_plain`, for a payload. Raises `DecodeError` if it is still encrypted, or cannot be read."""
+def decode_untyped_payload(raw: bytes | str) -> Any:
+    """Like `decode_untyped_json`, for a payload. Raises `DecodeError` if it is still encrypted, or cannot be read."""
     if isinstance(raw, UnreadablePayload):
         raise DecodeError(raw.reason)
-    if is_encrypted(raw):
+    if is_encrypted_json(raw):
         raise DecodeError(f"the payload cannot be read: {NO_CODEC}")
     try:
         return msgspec.json.decode(raw)
@@ -209,7 +209,7 @@ class UnreadablePayload(bytes):
     reason: str = ""
 
 
-def is_encrypted(raw: bytes | str) -> bool:
+def is_encrypted_json(raw: bytes | str) -> bool:
     """Whether JSON is an encrypted payload."""
     return raw.startswith(_PREFIX_TEXT) if isinstance(raw, str) else raw.startswith(_PREFIX_BYTES)
 
@@ -232,12 +232,12 @@ def _encode_hook(value: object) -> object:
 
 
 def _decode_hook(type_: type[object], value: object) -> object:
-    if _is_pydantic(type_):
+    if _is_pydantic_model_class(type_):
         try:
             # From JSON: a strict model accepts a datetime or a tuple from JSON, but not from plain Python values.
             return cast(Any, type_).model_validate_json(msgspec.json.encode(value), by_name=True)
         except Exception as error:
-            raise _NestedModelError(_explain_decode_error(error, type_)) from None
+            raise _NestedModelError(_explain_decode_error_without_values(error, type_)) from None
     raise DecodeError(f"objects of type {type_name(type_)} cannot be read")
 
 
@@ -247,7 +247,7 @@ _PREFIX_BYTES: Final = _PREFIX_TEXT.encode()
 _ENCODER = msgspec.json.Encoder(enc_hook=_encode_hook)
 
 
-def _is_pydantic(type_: object) -> bool:
+def _is_pydantic_model_class(type_: object) -> bool:
     return isinstance(type_, type) and hasattr(type_, "model_validate_json") and hasattr(type_, "model_dump")
 
 
@@ -279,13 +279,15 @@ _QUOTES_VALUE = re.compile(r"Invalid (?:enum )?value ")
 _SAFE_WORDS = ("Input should be", "Field required", "Extra inputs")
 
 
-def _explain_decode_error(error: Exception, type_: object) -> str:
+def _explain_decode_error_without_values(error: Exception, type_: object) -> str:
     """Why a value did not decode: places and expectations, never the value itself."""
     errors = getattr(error, "errors", None)
     if callable(errors):
-        names = _field_names(type_)
+        names = _pydantic_field_names(type_)
         found = cast(Any, errors)(include_input=False, include_url=False, include_context=False)
-        return "; ".join(f"{_format_location(e['loc'], names)}: {_message_without_value(e)}" for e in found[:5])
+        return "; ".join(
+            f"{_format_location_without_keys(e['loc'], names)}: {_pydantic_message_without_value(e)}" for e in found[:5]
+        )
     text = str(error)
     place = _PLACE.search(text)
     at = place.group() if place is not None else ""
@@ -297,18 +299,18 @@ def _explain_decode_error(error: Exception, type_: object) -> str:
     return text
 
 
-def _message_without_value(error: dict[str, Any]) -> str:
+def _pydantic_message_without_value(error: dict[str, Any]) -> str:
     """The message of a pydantic error, or its code where the message may quote the value."""
     message = str(error["msg"])
     return message if message.startswith(_SAFE_WORDS) else str(error["type"])
 
 
-def _format_location(location: tuple[str | int, ...], names: set[str]) -> str:
+def _format_location_without_keys(location: tuple[str | int, ...], names: set[str]) -> str:
     """Where in a pydantic model: fields and indexes, but not the keys of dicts, which are data."""
     return ".".join(str(p) if isinstance(p, int) or p in names else "[...]" for p in location) or "$"
 
 
-def _field_names(type_: object) -> set[str]:
+def _pydantic_field_names(type_: object) -> set[str]:
     """The names of all fields of a pydantic model and of the models in it."""
     names: set[str] = set()
     seen: set[int] = set()
@@ -316,7 +318,7 @@ def _field_names(type_: object) -> set[str]:
     while stack:
         one = stack.pop()
         stack.extend(get_args(one))
-        if id(one) in seen or not _is_pydantic(one):
+        if id(one) in seen or not _is_pydantic_model_class(one):
             continue
         seen.add(id(one))
         for name, field in cast(Any, one).model_fields.items():
@@ -350,7 +352,7 @@ def _remove_strings(raw: bytes) -> bytes:
     return _STRING.sub(b"", raw)
 
 
-def stored_size(raw: bytes) -> int:
+def written_out_size(raw: bytes) -> int:
     """The bytes of JSON with each number written out, as `jsonb` writes it: 1e300 has 301 digits."""
     exponents = _EXPONENT.findall(_remove_strings(raw)) if b"e" in raw else ()
     return len(raw) + sum(abs(int(exponent)) for exponent in exponents)

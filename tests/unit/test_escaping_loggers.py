@@ -14,8 +14,8 @@ import pytest
 from tests.support.hostile import ALL, FORGED
 
 import gen_durable
-from gen_durable.loggers import get_logger
-from gen_durable.printable_text import TextBlock, escape_text
+from gen_durable.escaping_loggers import get_escaping_logger
+from gen_durable.printable_text import TextBlock, escape_to_one_line
 
 SOURCE = Path(gen_durable.__file__).parent
 LEVELS = {"debug", "info", "warning", "error", "exception", "critical", "log", "warn", "fatal"}
@@ -63,7 +63,7 @@ def written() -> Iterator[StringIO]:
 def check_lines(text: str) -> list[str]:
     lines = text.removesuffix("\n").split("\n")
     for line in lines:
-        assert escape_text(line) == line
+        assert escape_to_one_line(line) == line
         assert not line.startswith(FORGED)
     return lines
 
@@ -97,7 +97,7 @@ def test_every_log_line_of_the_source_is_printable(written: StringIO) -> None:
         assert len(values) == len(one.call.args) - 1, one.where
         written.seek(0)
         written.truncate()
-        get_logger("gen_durable.worker").log(logging.ERROR, template, *values)
+        get_escaping_logger("gen_durable.worker").log(logging.ERROR, template, *values)
         first, *others = check_lines(written.getvalue())
         assert first.startswith("ERROR gen_durable.worker: "), one.where
         assert all(line.startswith("  ") for line in others), one.where
@@ -118,8 +118,12 @@ def test_a_text_after_a_line_break_is_a_block() -> None:
 
 
 def test_no_module_gets_a_logger_elsewhere() -> None:
-    """Only `loggers.py` calls `logging.getLogger`, and nothing logs through the root logger."""
-    allowed = {("loggers.py", "getLogger"), ("loggers.py", "Logger"), ("loggers.py", "Filter")}
+    """Only `escaping_loggers.py` calls `logging.getLogger`, and nothing logs through the root logger."""
+    allowed = {
+        ("escaping_loggers.py", "getLogger"),
+        ("escaping_loggers.py", "Logger"),
+        ("escaping_loggers.py", "Filter"),
+    }
     functions = {"getLogger", "Logger", "Filter", "LoggerAdapter", "getLoggerClass", *LEVELS}
     found: set[tuple[str, str]] = set()
     for path in SOURCE.rglob("*.py"):
@@ -129,7 +133,7 @@ def test_no_module_gets_a_logger_elsewhere() -> None:
                     found.add((str(path.relative_to(SOURCE)), attribute))
                 case ast.ImportFrom(module="logging" | "warnings"):
                     found.add((str(path.relative_to(SOURCE)), "an import from logging"))
-                case ast.Call(func=ast.Name(id="get_logger")) if not (
+                case ast.Call(func=ast.Name(id="get_escaping_logger")) if not (
                     len(node.args) == 1 and isinstance(node.args[0], ast.Constant)
                 ):
                     found.add((str(path.relative_to(SOURCE)), "a logger without a fixed name"))
@@ -140,7 +144,7 @@ def test_no_module_gets_a_logger_elsewhere() -> None:
 
 def test_arguments(written: StringIO) -> None:
     """Texts, objects, a mapping, and a message without arguments; printable arguments stay what they are."""
-    log = get_logger("gen_durable.worker")
+    log = get_escaping_logger("gen_durable.worker")
 
     class Thing:
         def __str__(self) -> str:
@@ -164,15 +168,15 @@ def test_arguments(written: StringIO) -> None:
 def test_records_keep_template_and_arguments(caplog: pytest.LogCaptureFixture) -> None:
     """So that tools group by the template, and read arguments of their types."""
     error = ValueError("no luck")
-    get_logger("gen_durable.worker").error("a %s of %s at %d: %s", "step", error, 7, None)
+    get_escaping_logger("gen_durable.worker").error("a %s of %s at %d: %s", "step", error, 7, None)
     (record,) = caplog.records
     assert record.msg == "a %s of %s at %d: %s"
     assert record.args == ("step", error, 7, None)
-    assert record.filename == "test_loggers.py"
+    assert record.filename == "test_escaping_loggers.py"
 
 
 def test_an_exception(written: StringIO) -> None:
-    log = get_logger("gen_durable.telemetry")
+    log = get_escaping_logger("gen_durable.telemetry")
     try:
         raise ValueError(ALL)
     except ValueError:
@@ -183,7 +187,7 @@ def test_an_exception(written: StringIO) -> None:
 
 
 def test_a_filter_is_added_once() -> None:
-    log = get_logger("gen_durable.worker")
+    log = get_escaping_logger("gen_durable.worker")
     before = list(log.filters)
-    assert get_logger("gen_durable.worker") is log
+    assert get_escaping_logger("gen_durable.worker") is log
     assert log.filters == before

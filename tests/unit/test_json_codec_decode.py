@@ -14,8 +14,8 @@ import msgspec
 import pydantic
 import pytest
 
-from gen_durable.codec import codec_for, decode_plain, type_name
 from gen_durable.errors import DecodeError, DefinitionError
+from gen_durable.json_codec import decode_untyped_json, make_json_codec, type_name
 
 CANARY = "CANARY"
 
@@ -147,22 +147,22 @@ MISFITS: list[tuple[Any, str, str]] = [
 def test_a_misfit_names_place_and_type_but_not_the_value(type_: Any, stored: str, words: str) -> None:
     """The error of a state that does not fit says where and what was expected; it never quotes what was stored."""
     with pytest.raises(DecodeError, match=rf"(?s)^the state of X: stored JSON does not fit .*{words}") as caught:
-        codec_for(type_, "the state of X").decode(stored)
+        make_json_codec(type_, "the state of X").decode(stored)
     assert CANARY not in str(caught.value)
     assert caught.value.__suppress_context__, "a traceback would print the original error, and the value in it"
 
 
 def test_bytes_and_text_decode_alike() -> None:
     """The driver gives text, the encoder bytes."""
-    assert codec_for(Record, "x").decode('{"number": 1}') == codec_for(Record, "x").decode(b'{"number": 1}')
-    assert decode_plain("[1, null]") == [1, None]
+    assert make_json_codec(Record, "x").decode('{"number": 1}') == make_json_codec(Record, "x").decode(b'{"number": 1}')
+    assert decode_untyped_json("[1, null]") == [1, None]
 
 
 def test_five_errors_of_a_model_are_named() -> None:
     """A value that fits nowhere has a short error, too."""
     stored = json.dumps(dict.fromkeys("abcdef", "x"))
     with pytest.raises(DecodeError, match=r"Whole: a: [^;]*; b: [^;]*; c: [^;]*; d: [^;]*; e: [^;]*$"):
-        codec_for(Whole, "the state").decode(stored)
+        make_json_codec(Whole, "the state").decode(stored)
 
 
 class Opaque:
@@ -177,14 +177,14 @@ class Wrapping:
 def test_a_part_of_a_type_that_has_no_json_form_is_not_read() -> None:
     """The type is declared inside another one, so only a row shows it."""
     with pytest.raises(DecodeError, match="objects of type Opaque cannot be read"):
-        codec_for(Wrapping, "the state").decode('{"opaque": {}}')
+        make_json_codec(Wrapping, "the state").decode('{"opaque": {}}')
 
 
 @pytest.mark.parametrize("type_", [Opaque, object, Plain | Checked, 5, "Plain"])
 def test_a_type_that_cannot_be_stored_is_refused_when_it_is_declared(type_: object) -> None:
     """A wrong annotation is an error of the definition, not of the first row."""
     with pytest.raises(DefinitionError, match=r"the state of X: the type .* cannot be stored as JSON"):
-        codec_for(type_, "the state of X")
+        make_json_codec(type_, "the state of X")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from gen_durable.errors import DefinitionError
 from gen_durable.jobs import job
 from gen_durable.machines import Machine, step
 from gen_durable.outcomes import Done, Outcome
-from gen_durable.registry import Registry
+from gen_durable.step_registry import Registry
 
 
 @dataclass(frozen=True)
@@ -60,16 +60,16 @@ async def test_steps_are_found_bound_to_their_machine() -> None:
     """Names and old names lead to the step; the call has the services of the instance that was given."""
     shop = Shop(price=42)
     registry = Registry([shop], [send])
-    entry = registry.find("Shop", 2, "start")
+    entry = registry.find_step("Shop", 2, "start")
     assert entry is not None
     assert entry.owner is shop
     assert entry.spec is Shop.__gen_durable__.steps["start"]
     outcome = await entry.call(Order(1), None)
     assert outcome.result == 42
-    old = registry.find("Shop", 2, "begin")
+    old = registry.find_step("Shop", 2, "begin")
     assert old is not None
     assert old.spec is entry.spec
-    mail = registry.find("send", 1, "run")
+    mail = registry.find_step("send", 1, "run")
     assert mail is not None
     assert mail.owner is send
     assert await mail.call("abc") == 3
@@ -90,7 +90,7 @@ async def test_steps_are_found_bound_to_their_machine() -> None:
 )
 def test_what_was_not_given_is_not_found(name: tuple[str, int, str]) -> None:
     """Another version, a plain method, a class that exists but was not given: nothing is found, nothing is imported."""
-    assert Registry([Shop(1)], [send]).find(*name) is None
+    assert Registry([Shop(1)], [send]).find_step(*name) is None
 
 
 def test_known_lists_every_name() -> None:
@@ -103,7 +103,7 @@ def test_known_lists_every_name() -> None:
 def test_two_versions_of_a_machine_live_side_by_side() -> None:
     """A deploy runs old and new instances in one worker."""
     registry = Registry([Shop(1), OldShop()])
-    new, old = registry.find("Shop", 2, "begin"), registry.find("Shop", 1, "begin")
+    new, old = registry.find_step("Shop", 2, "begin"), registry.find_step("Shop", 1, "begin")
     assert new is not None
     assert old is not None
     assert new.spec is not old.spec

@@ -1,4 +1,4 @@
-"""`Database`: finds the database of a `Durable`, checks or migrates its schema, and owns the pools.
+"""`DatabaseConnections`: finds the database of a `Durable`, checks or migrates its schema, and owns the pools.
 
 The database comes from a DSN, from DATABASE_URL, from the embedded server, or from a pool of the caller. A caller's
 pool runs the client's calls only, and is never closed here: user code can hold its connections, so a worker, which
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gen_durable.errors import ConfigError, DatabaseUnavailable
-from gen_durable.loggers import get_logger
+from gen_durable.escaping_loggers import get_escaping_logger
 from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
 from gen_durable.pg.dsn import check_required_tls, find_tls_weakness, is_tls_required
 from gen_durable.pg.faults import ConnectionLost, SqlError
@@ -27,10 +27,10 @@ from gen_durable.store.schema import Schema
 if TYPE_CHECKING:
     from gen_durable.embedded import EmbeddedServer
 
-log = get_logger("gen_durable")
+log = get_escaping_logger("gen_durable")
 
 
-class Database:
+class DatabaseConnections:
     """The database of one `Durable`.
 
     After `open`: `pool` (the library's own connections), `client_pool` (for the client's calls), `installation`.
@@ -76,7 +76,7 @@ class Database:
             raise ConfigError("a migration creates the roles: pass migrate=True with roles=")
         for name, given in (("dsn", dsn), ("listen_dsn", listen_dsn)):
             if given is not None:
-                _check_dsn(name, given)
+                _require_postgresql_dsn(name, given)
         if pool is not None and dsn is None:
             dsn_options = {
                 "pooler": pooler,
@@ -124,45 +124,45 @@ class Database:
         is_named = self._dsn or self._caller_pool or self._directory or os.environ.get("DATABASE_URL")
         return not is_named
 
-    async def open(self) -> None:
+    async def open_and_check_schema(self) -> None:
         """Find the database, then migrate or check its schema."""
         try:
             if self._caller_pool is None or self._dsn is not None:
                 pooled = True if self._pooler is not None else None
-                own_dsn = await self._find_dsn_or_start_embedded()
+                own_dsn = await self._find_dsn_or_start_embedded_server()
                 found = ConnectionTarget(own_dsn, pooled=pooled, requires_tls=self._requires_tls)
-                self._check_tls("the DSN", found.dsn)
+                self._refuse_or_warn_about_weak_tls("the DSN", found.dsn)
                 if self._listen_dsn is not None:
-                    self._check_tls("listen_dsn", self._listen_dsn)
-                self._target = await self._migrate_or_check(found)
+                    self._refuse_or_warn_about_weak_tls("listen_dsn", self._listen_dsn)
+                self._target = await self._migrate_or_check_schema(found)
                 self.pool: Pool = OwnPool(self._target, self._size)
             if self._caller_pool is not None:
                 await self._check_caller_pool(self._caller_pool)
             self.client_pool: Pool = self._caller_pool or self.pool
         except SqlError as error:
-            await self._release_embedded()
+            await self._release_embedded_server()
             raise to_library_error(error, "open", self.schema.name) from None
         except ConnectionLost as error:
-            await self._release_embedded()
+            await self._release_embedded_server()
             raise DatabaseUnavailable(error.problem) from error
         except BaseException:
-            await self._release_embedded()
+            await self._release_embedded_server()
             raise
 
     async def close(self) -> None:
         """Close the library's own connections."""
         await self.pool.close()
         await asyncio.sleep(0)  # aborted connections close their sockets in the next iteration of the event loop
-        await self._release_embedded()
+        await self._release_embedded_server()
 
-    def _check_tls(self, name: str, dsn: str) -> None:
+    def _refuse_or_warn_about_weak_tls(self, name: str, dsn: str) -> None:
         """Refuse weak TLS if it is not allowed, else warn about it."""
         if self._requires_tls:
             check_required_tls(name, dsn, os.environ)
         elif (weak := find_tls_weakness(dsn, os.environ)) is not None:
             log.warning("%s", weak)
 
-    async def _migrate_or_check(self, target: ConnectionTarget) -> ConnectionTarget:
+    async def _migrate_or_check_schema(self, target: ConnectionTarget) -> ConnectionTarget:
         """Migrate or check the schema. Returns the target, which knows by then whether it is a pooler."""
         connection = PersistentConnection(target)
         try:
@@ -191,17 +191,17 @@ class Database:
         elif installation != self.installation:
             raise ConfigError("pool= and dsn lead to different databases")
 
-    async def _find_dsn_or_start_embedded(self) -> str:
+    async def _find_dsn_or_start_embedded_server(self) -> str:
         if self._dsn is not None:
             return self._dsn
         if dsn := os.environ.get("DATABASE_URL"):
-            return _check_dsn("DATABASE_URL", dsn)
+            return _require_postgresql_dsn("DATABASE_URL", dsn)
         from gen_durable.embedded import start
 
         self._embedded = await asyncio.to_thread(start, self._directory)
         return self._embedded.dsn
 
-    async def _release_embedded(self) -> None:
+    async def _release_embedded_server(self) -> None:
         server, self._embedded = self._embedded, None
         if server is not None:
             from gen_durable.embedded import release
@@ -209,7 +209,7 @@ class Database:
             await asyncio.to_thread(release, server)
 
 
-def _check_dsn(name: str, dsn: str) -> str:
+def _require_postgresql_dsn(name: str, dsn: str) -> str:
     if not isinstance(dsn, str) or not dsn.startswith(("postgres://", "postgresql://")):
         raise ConfigError(f"{name} must be a str that begins with postgresql://")
     return dsn

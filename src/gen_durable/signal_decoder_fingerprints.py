@@ -1,4 +1,4 @@
-"""DecoderFingerprints of what a worker decodes signals with: machine, version, the types of its signals, and the codec.
+"""Fingerprints of what a worker decodes signals with: machine, version, the types of its signals, and the codec.
 
 A signal that a worker cannot read is marked with the fingerprint (reject_unreadable_signals.sql). A worker whose
 fingerprint differs tries the signal again. The same code gives the same fingerprint in every process.
@@ -19,16 +19,16 @@ from typing import Any, Final, cast
 
 import msgspec
 
-from gen_durable.codec import type_name
 from gen_durable.jobs import Job
+from gen_durable.json_codec import type_name
 from gen_durable.machines import Machine, MachineSpec
-from gen_durable.registry import Registry
 from gen_durable.signals import Signal
+from gen_durable.step_registry import Registry
 
 LENGTH: Final = 16
 
 
-class DecoderFingerprints:
+class SignalDecoderFingerprints:
     """The fingerprints of the machines of one worker, computed when they are first needed."""
 
     __slots__ = ("_by_machine", "_codec", "_registry")
@@ -41,25 +41,27 @@ class DecoderFingerprints:
 
     def get_for_machine(self, machine: str, version: int) -> str:
         """The fingerprint of one machine of the registry."""
-        return self._compute_once()[machine, version]
+        return self._get_or_compute_all()[machine, version]
 
     def list_all(self) -> list[tuple[str, int, str]]:
         """(machine, version, fingerprint) of every machine and job."""
-        return [(machine, version, mark) for (machine, version), mark in self._compute_once().items()]
+        return [(machine, version, mark) for (machine, version), mark in self._get_or_compute_all().items()]
 
-    def _compute_once(self) -> dict[tuple[str, int], str]:
+    def _get_or_compute_all(self) -> dict[tuple[str, int], str]:
         if self._by_machine is None:
             self._by_machine = {
-                (spec.name, spec.version): fingerprint_machine(spec, self._registry.owner_of(spec), self._codec)
+                (spec.name, spec.version): make_machine_fingerprint(
+                    spec, self._registry.get_machine_or_job(spec), self._codec
+                )
                 for spec in self._registry.specs
             }
         return self._by_machine
 
 
-def fingerprint_machine(spec: MachineSpec, owner: Machine | Job[Any, Any], codec: str) -> str:
+def make_machine_fingerprint(spec: MachineSpec, owner: Machine | Job[Any, Any], codec: str) -> str:
     """A short hash of a machine's name and version, the types of the signals in its code, and the codec."""
     found = find_signals_in_code(spec, owner)
-    signals = sorted({(signal.name, _schema_or_name(signal.payload_type)) for signal in found})
+    signals = sorted({(signal.name, _json_schema_or_type_name(signal.payload_type)) for signal in found})
     text = json.dumps([spec.name, spec.version, codec, signals])
     return hashlib.sha256(text.encode()).hexdigest()[:LENGTH]
 
@@ -85,12 +87,12 @@ def find_signals_in_code(spec: MachineSpec, owner: Machine | Job[Any, Any]) -> l
         if isinstance(value, Signal):
             found.append(cast(Any, value))
         elif isinstance(value, types.FunctionType) and value.__module__.partition(".")[0] in package:
-            due += _referenced_values(value)
+            due += _values_named_in_code(value)
             due.append(inspect.unwrap(value))
     return found
 
 
-def _referenced_values(function: types.FunctionType) -> Iterator[object]:
+def _values_named_in_code(function: types.FunctionType) -> Iterator[object]:
     """The values of the names in a function's code, and those of their attributes that the code names."""
     names = set(_names_in_code(function.__code__))
     cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=False))
@@ -113,7 +115,7 @@ def _names_in_code(code: types.CodeType) -> Iterator[str]:
             yield from _names_in_code(constant)
 
 
-def _schema_or_name(type_: object) -> str:
+def _json_schema_or_type_name(type_: object) -> str:
     """The JSON schema of a payload's type; its name if it has none."""
     try:
         model_schema: Callable[[], object] | None = getattr(type_, "model_json_schema", None)

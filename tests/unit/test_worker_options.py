@@ -8,9 +8,9 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 
-from gen_durable.config import WorkerOptions, WorkerSettings
 from gen_durable.errors import ConfigError
 from gen_durable.retention import Retention
+from gen_durable.worker_options import WorkerKeywordArguments, WorkerOptions
 
 
 def seconds(number: float) -> timedelta:
@@ -138,7 +138,7 @@ def test_one_retention_serves_all_statuses() -> None:
 
 def test_the_keyword_arguments_of_a_worker_are_its_options() -> None:
     """The TypedDict has the names and types of the dataclass; where that stores a timedelta, it also takes seconds."""
-    settings = get_type_hints(WorkerSettings)
+    settings = get_type_hints(WorkerKeywordArguments)
     options = get_type_hints(WorkerOptions)
     stored = {f.name: options[f.name] for f in fields(WorkerOptions) if f.name != "queues"}
     assert list(settings) == list(stored)
@@ -149,8 +149,13 @@ def test_the_keyword_arguments_of_a_worker_are_its_options() -> None:
 
 def test_seconds_and_timedeltas_are_the_same_options() -> None:
     """Numbers of seconds are stored as timedelta."""
-    settings: WorkerSettings = {"lease_ttl": 30, "heartbeat_interval": 0.5, "gc_retention": 60, "reap_interval": None}
-    options = WorkerOptions.from_settings(None, settings)
+    settings: WorkerKeywordArguments = {
+        "lease_ttl": 30,
+        "heartbeat_interval": 0.5,
+        "gc_retention": 60,
+        "reap_interval": None,
+    }
+    options = WorkerOptions.from_keyword_arguments(None, settings)
     assert (options.lease_ttl, options.heartbeat_interval) == (seconds(30), seconds(0.5))
     assert (options.retention.seconds, options.reap_interval) == ((60.0, 60.0, 60.0), None)
     assert Retention(done=60, failed=None).seconds == (60.0, None, 30 * 86_400.0)

@@ -31,12 +31,12 @@ class Queue:
     fair_by: str | None = None
 
     def __post_init__(self) -> None:
-        _check_int("Queue(concurrency)", self.concurrency, 1)
+        _check_int_at_least("Queue(concurrency)", self.concurrency, 1)
         if self.fair_by is not None:
             check_name(self.fair_by, "Queue(fair_by=)", ConfigError)
 
 
-class WorkerSettings(TypedDict, total=False):
+class WorkerKeywordArguments(TypedDict, total=False):
     """The keyword arguments of `Worker` beside its queues; `WorkerOptions` has the defaults."""
 
     lease_ttl: Duration
@@ -95,22 +95,22 @@ class WorkerOptions:
             "max_poll_interval",
             "cancel_timeout",
         ):
-            _convert_duration_field(self, name, check_positive_duration)
+            _replace_seconds_by_timedelta(self, name, check_positive_duration)
         for name in ("reap_interval", "gc_interval"):
             if getattr(self, name) is not None:
-                _convert_duration_field(self, name, check_positive_duration)
+                _replace_seconds_by_timedelta(self, name, check_positive_duration)
         for name in ("drain_timeout", "run_ahead_time"):
-            _convert_duration_field(self, name, check_delay)
+            _replace_seconds_by_timedelta(self, name, check_delay)
         if self.gc_retention is not None and not isinstance(self.gc_retention, Retention):
-            _convert_duration_field(self, "gc_retention", check_delay)
+            _replace_seconds_by_timedelta(self, "gc_retention", check_delay)
         for name in ("gc_batch", "min_demand", "flush_batch"):
-            _check_int(name, getattr(self, name), 1)
-        _check_int("run_ahead_steps", self.run_ahead_steps, 0)
+            _check_int_at_least(name, getattr(self, name), 1)
+        _check_int_at_least("run_ahead_steps", self.run_ahead_steps, 0)
         for name, least in (("prefetch", 0), ("threads", 1)):
             if getattr(self, name) is not None:
-                _check_int(name, getattr(self, name), least)
+                _check_int_at_least(name, getattr(self, name), least)
         if self.max_crashes is not None:
-            _check_int("max_crashes", self.max_crashes, 1)
+            _check_int_at_least("max_crashes", self.max_crashes, 1)
             if self.max_crashes < MIN_MAX_CRASHES:
                 raise ConfigError(
                     f"max_crashes must be at least {MIN_MAX_CRASHES}, got {self.max_crashes}: an instance that crashed "
@@ -140,11 +140,13 @@ class WorkerOptions:
                 )
 
     @classmethod
-    def from_settings(cls, queues: Mapping[str, int | Queue] | None, settings: WorkerSettings) -> WorkerOptions:
+    def from_keyword_arguments(
+        cls, queues: Mapping[str, int | Queue] | None, settings: WorkerKeywordArguments
+    ) -> WorkerOptions:
         """The options of `Worker(queues=..., **settings)`, with numbers of seconds read as durations."""
         for name in settings:
-            if name not in WorkerSettings.__annotations__:
-                raise unknown_option_error("Worker", [name], WorkerSettings.__annotations__, ConfigError)
+            if name not in WorkerKeywordArguments.__annotations__:
+                raise unknown_option_error("Worker", [name], WorkerKeywordArguments.__annotations__, ConfigError)
         checked = cast("dict[str, Any]", settings)  # __post_init__ turns numbers of seconds into timedelta
         return cls(**checked) if queues is None else cls(queues=dict(queues), **checked)
 
@@ -170,15 +172,15 @@ def _check_queues(queues: Mapping[str, int | Queue]) -> None:
     for name, slots in queues.items():
         check_name(name, "a queue's name", ConfigError)
         if not isinstance(slots, Queue):
-            _check_int(f"the concurrency of queue {name!r}", slots, 1)
+            _check_int_at_least(f"the concurrency of queue {name!r}", slots, 1)
 
 
-def _convert_duration_field(options: object, name: str, check: Callable[..., float]) -> None:
+def _replace_seconds_by_timedelta(options: object, name: str, check: Callable[..., float]) -> None:
     """Replace a checked duration of a frozen dataclass by its `timedelta`."""
     seconds = check(getattr(options, name), name, ConfigError)
     object.__setattr__(options, name, timedelta(seconds=seconds))
 
 
-def _check_int(name: str, value: object, least: int) -> None:
+def _check_int_at_least(name: str, value: object, least: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ConfigError(f"{name} must be a whole number from {least} on, got {value!r}")

@@ -20,7 +20,7 @@ from gen_durable.step_after_retries import check_state_of_step_after_retries
 
 
 @dataclass(frozen=True, slots=True)
-class StepEntry:
+class RunnableStep:
     """A step that can be run: its spec, the bound function, and the machine or job that handles its errors."""
 
     spec: StepSpec
@@ -36,13 +36,13 @@ class StepEntry:
     """Whether its machine has an `on_error` of its own."""
 
     @classmethod
-    def from_spec(cls, spec: StepSpec, owner: Machine | Job[Any, Any]) -> StepEntry:
+    def from_spec(cls, spec: StepSpec, owner: Machine | Job[Any, Any]) -> RunnableStep:
         """Compute once what every execution of the step needs."""
         plain = spec.is_async and spec.timeout is None and not spec.transactional
         has_on_error = isinstance(owner, Machine) and getattr(owner.on_error, "__func__", None) is not Machine.on_error
         return cls(
             spec,
-            _make_job_call(owner) if isinstance(owner, Job) else spec.fn.__get__(owner),
+            _make_function_with_state_argument(owner) if isinstance(owner, Job) else spec.fn.__get__(owner),
             owner,
             is_job=isinstance(owner, Job),
             wants_context=owner.wants_context if isinstance(owner, Job) else True,
@@ -52,7 +52,7 @@ class StepEntry:
         )
 
 
-def _make_job_call(job: Job[Any, Any]) -> Callable[..., Any]:
+def _make_function_with_state_argument(job: Job[Any, Any]) -> Callable[..., Any]:
     """The function of a job, called with the state as every step is, also when it takes no argument."""
     function = job.fn
     if job.takes_argument:
@@ -73,7 +73,7 @@ class Registry:
     __slots__ = ("_entries", "specs")
 
     def __init__(self, machines: Iterable[Machine] = (), jobs: Iterable[Job[Any, Any]] = ()) -> None:
-        self._entries: dict[tuple[str, int, str], StepEntry] = {}
+        self._entries: dict[tuple[str, int, str], RunnableStep] = {}
         self.specs: list[MachineSpec] = []
         for machine in machines:
             if isinstance(machine, type):
@@ -82,13 +82,13 @@ class Registry:
                 raise DefinitionError(f"machines takes Machine instances, got {type(machine).__name__}")
             if type(machine) is Machine:
                 raise DefinitionError("machines takes machines of your own: subclass Machine and mark steps with @step")
-            self._add(type(machine).__gen_durable__, machine)
+            self._register_machine_or_job(type(machine).__gen_durable__, machine)
         for job in jobs:
             if not isinstance(job, Job):
                 raise DefinitionError(f"jobs takes functions decorated with @job, got {type(job).__name__}")
-            self._add(job.__gen_durable_step__.machine, job)
+            self._register_machine_or_job(job.__gen_durable_step__.machine, job)
 
-    def _add(self, spec: MachineSpec, owner: Machine | Job[Any, Any]) -> None:
+    def _register_machine_or_job(self, spec: MachineSpec, owner: Machine | Job[Any, Any]) -> None:
         if not spec.steps:
             raise DefinitionError(f"machine {spec.name!r} has no steps: mark at least one method with @step")
         if any(s.name == spec.name and s.version == spec.version for s in self.specs):
@@ -101,19 +101,19 @@ class Registry:
             _ = step.state_codec  # resolves annotations now, so that a mistake stops the start and not a row
             _ = step.result_codec
             check_state_of_step_after_retries(step)
-            entry = StepEntry.from_spec(step, owner)
+            entry = RunnableStep.from_spec(step, owner)
             for name in (step.name, *step.aliases):
                 self._entries[spec.name, spec.version, name] = entry
 
-    def find(self, machine: str, version: int, step: str) -> StepEntry | None:
+    def find_step(self, machine: str, version: int, step: str) -> RunnableStep | None:
         """The step to run for a row; None if this worker does not know it."""
         return self._entries.get((machine, version, step))
 
-    def get(self, machine: str, version: int, step: str) -> StepEntry:
+    def get_known_step(self, machine: str, version: int, step: str) -> RunnableStep:
         """The step of a row that `pick` matched against `known_steps`, or of a machine that is running here."""
         return self._entries[machine, version, step]
 
-    def owner_of(self, spec: MachineSpec) -> Machine | Job[Any, Any]:
+    def get_machine_or_job(self, spec: MachineSpec) -> Machine | Job[Any, Any]:
         """The machine or job that a spec was taken from."""
         return self._entries[spec.name, spec.version, next(iter(spec.steps.values())).name].owner
 

@@ -15,7 +15,7 @@ from typing import Any
 from gen_durable.outcomes import OUTCOMES
 
 
-class FunctionScope:
+class ParsedFunction:
     """One function: its parsed code, and the values of names in it."""
 
     def __init__(self, function: types.FunctionType, code: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
@@ -39,16 +39,16 @@ class FunctionScope:
         """Whether an expression is `self.something`."""
         return isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == self._self
 
-    def possible_expressions(self, node: ast.expr, *, through: frozenset[str] = frozenset()) -> Iterator[Any]:
+    def list_possible_expressions(self, node: ast.expr, *, through: frozenset[str] = frozenset()) -> Iterator[Any]:
         """The expressions that a value can come from: both arms of a conditional, every assignment of a variable."""
         if isinstance(node, ast.IfExp):
-            yield from self.possible_expressions(node.body, through=through)
-            yield from self.possible_expressions(node.orelse, through=through)
+            yield from self.list_possible_expressions(node.body, through=through)
+            yield from self.list_possible_expressions(node.orelse, through=through)
         elif isinstance(node, ast.NamedExpr):
-            yield from self.possible_expressions(node.value, through=through)
+            yield from self.list_possible_expressions(node.value, through=through)
         elif isinstance(node, ast.Name) and node.id in self._assigned and node.id not in through:
             for value in self._assigned[node.id]:
-                yield from self.possible_expressions(value, through=through | {node.id})
+                yield from self.list_possible_expressions(value, through=through | {node.id})
         else:
             yield node
 
@@ -66,7 +66,7 @@ class FunctionScope:
             return None if owner is None else inspect.getattr_static(owner, node.attr, None)
         return None
 
-    def outcome_type_of(self, called: ast.expr) -> type | None:
+    def find_created_outcome_type(self, called: ast.expr) -> type | None:
         """The type of outcome that a call creates, under whatever name it was imported."""
         if isinstance(called, ast.Subscript):
             called = called.value
@@ -93,12 +93,12 @@ def walk_outside_nested_code(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
             yield from walk_outside_nested_code(ast.iter_child_nodes(node))
 
 
-def find_argument(call: ast.Call, position: int | None, name: str) -> ast.expr | None:
+def find_call_argument(call: ast.Call, position: int | None, name: str) -> ast.expr | None:
     if position is not None and position < len(call.args):
         return call.args[position]
     return next((keyword.value for keyword in call.keywords if keyword.arg == name), None)
 
 
-def short_source(node: ast.AST) -> str:
+def make_source_excerpt(node: ast.AST) -> str:
     text = " ".join(ast.unparse(node).split())
     return text if len(text) <= 40 else text[:37] + "..."

@@ -14,8 +14,8 @@ import msgspec
 import pydantic
 import pytest
 
-from gen_durable.codec import codec_for, decode_plain, encode, encode_metadata
 from gen_durable.errors import EncodeError, TooLarge
+from gen_durable.json_codec import decode_untyped_json, encode_json, encode_metadata, make_json_codec
 from gen_durable.validation import MAX_METADATA, MAX_PAYLOAD
 
 
@@ -100,7 +100,7 @@ VALUES: list[tuple[Any, Any]] = [
 @pytest.mark.parametrize(("type_", "value"), VALUES)
 def test_a_value_comes_back_as_it_was(type_: Any, value: Any) -> None:
     """What is encoded decodes to an equal value of the same type."""
-    codec = codec_for(type_, "the state")
+    codec = make_json_codec(type_, "the state")
     back = codec.decode(codec.encode(value))
     assert back == value
     assert isinstance(value, (int, float)) or type(back) is type(value)
@@ -108,13 +108,13 @@ def test_a_value_comes_back_as_it_was(type_: Any, value: Any) -> None:
 
 def test_it_is_plain_json() -> None:
     """The stored form is JSON that any reader knows, with the names of the fields."""
-    raw = codec_for(Order, "x").encode(Order(1, (Line("a"),)))
+    raw = make_json_codec(Order, "x").encode(Order(1, (Line("a"),)))
     assert json.loads(raw) == {"id": 1, "lines": [{"sku": "a", "count": 1}], "notes": [], "placed": None}
 
 
 def test_a_default_fills_a_field_that_was_not_stored() -> None:
     """A state from before a field was added still decodes, if the field has a default."""
-    assert codec_for(Order, "x").decode(b'{"id": 1}') == Order(1)
+    assert make_json_codec(Order, "x").decode(b'{"id": 1}') == Order(1)
 
 
 def test_a_subclass_is_taken_for_its_base() -> None:
@@ -124,7 +124,7 @@ def test_a_subclass_is_taken_for_its_base() -> None:
     class Special(Line):
         colour: str = "red"
 
-    assert codec_for(Line, "x").decode(codec_for(Line, "x").encode(Special("a"))) == Line("a")
+    assert make_json_codec(Line, "x").decode(make_json_codec(Line, "x").encode(Special("a"))) == Line("a")
 
 
 class Aliased(pydantic.BaseModel):
@@ -156,7 +156,7 @@ def test_pydantic_models_come_back_whatever_their_settings() -> None:
     aliased = Aliased.model_validate({"Plain": 1, "In": 2})
     strict = Strict(at=datetime(2030, 1, 1, tzinfo=UTC), ids=(1, 2))
     for value in (aliased, strict, Holder(aliased, strict)):
-        codec = codec_for(type(value), "x")
+        codec = make_json_codec(type(value), "x")
         assert codec.decode(codec.encode(value)) == value
 
 
@@ -176,12 +176,12 @@ def test_pydantic_models_come_back_whatever_their_settings() -> None:
 def test_nan_and_infinity_are_refused(wrap: Any, bad: float) -> None:
     """A float that JSON cannot store is refused wherever it is, and does not silently become null."""
     with pytest.raises(EncodeError, match="the state holds NaN or an infinity"):
-        encode(wrap(bad), "the state")
+        encode_json(wrap(bad), "the state")
 
 
 def test_null_is_not_taken_for_nan() -> None:
     """None and the text "null" are fine."""
-    assert encode({"a": None, "null": "null"}, "x") == b'{"a":null,"null":"null"}'
+    assert encode_json({"a": None, "null": "null"}, "x") == b'{"a":null,"null":"null"}'
 
 
 @pytest.mark.parametrize(
@@ -190,33 +190,33 @@ def test_null_is_not_taken_for_nan() -> None:
 def test_nul_is_refused(bad: object) -> None:
     """Postgres cannot store the character NUL in jsonb, so it is refused here."""
     with pytest.raises(EncodeError, match="the state holds a NUL character"):
-        encode(bad, "the state")
+        encode_json(bad, "the state")
 
 
 @pytest.mark.parametrize("good", ["\\u0000", "\\\\u0000", "a\\u0000b", {"\\u0000": "\\"}])
 def test_the_text_that_looks_like_an_escaped_nul_is_fine(good: object) -> None:
     """A backslash followed by u0000 is six harmless characters."""
-    assert decode_plain(encode(good, "x")) == good
+    assert decode_untyped_json(encode_json(good, "x")) == good
 
 
 @pytest.mark.parametrize("bad", ["\ud800", ["a", "\udfff"], {"\ud800": 1}, Line("\ud800"), Box(Box("\ud800"))])
 def test_a_lone_surrogate_is_refused(bad: object) -> None:
     """Half a character has no UTF-8 form."""
     with pytest.raises(EncodeError, match="the state holds a lone surrogate"):
-        encode(bad, "the state")
+        encode_json(bad, "the state")
 
 
 @pytest.mark.parametrize("number", [2**53 + 1, 2**64, -(2**63) - 1, 10**300])
 def test_huge_ints_are_kept_exactly(number: int) -> None:
     """Ints do not become floats on the way."""
-    assert codec_for(int, "x").decode(encode(number, "x")) == number
-    assert decode_plain(encode([number], "x")) == [number]
+    assert make_json_codec(int, "x").decode(encode_json(number, "x")) == number
+    assert decode_untyped_json(encode_json([number], "x")) == [number]
 
 
 def test_an_absurd_int_is_refused() -> None:
     """An int too long to be written in digits is that value's error."""
     with pytest.raises(EncodeError, match="the state cannot be stored as JSON"):
-        encode(10**5000, "the state")
+        encode_json(10**5000, "the state")
 
 
 @pytest.mark.parametrize("kind", ["list", "dict", "mixed"])
@@ -225,23 +225,23 @@ def test_depth_64_is_fine_and_65_is_not(kind: str) -> None:
     value: object = 1
     for level in range(64):
         value = [value] if kind == "list" or (kind == "mixed" and level % 2) else {"[{": value}
-    assert encode(value, "x")
+    assert encode_json(value, "x")
     with pytest.raises(EncodeError, match="the state is nested too deeply: at most 64 levels"):
-        encode([value], "the state")
+        encode_json([value], "the state")
 
 
 def test_breadth_and_brackets_in_text_are_not_depth() -> None:
     """Many brackets beside each other or inside text do not count as nesting."""
-    assert encode([[[]] for _ in range(1000)], "x")
-    assert encode(['[{"\\' * 200], "x")
-    assert encode("[" * 100, "x")
+    assert encode_json([[[]] for _ in range(1000)], "x")
+    assert encode_json(['[{"\\' * 200], "x")
+    assert encode_json("[" * 100, "x")
 
 
 def test_the_size_limit_is_exact() -> None:
     """One million bytes of JSON pass, one more does not, and the error says how many there were."""
-    assert len(encode("a" * (MAX_PAYLOAD - 2), "x")) == MAX_PAYLOAD
+    assert len(encode_json("a" * (MAX_PAYLOAD - 2), "x")) == MAX_PAYLOAD
     with pytest.raises(TooLarge, match="the state is 1,000,001 bytes of JSON, at most 1,000,000 are allowed"):
-        encode("a" * (MAX_PAYLOAD - 1), "the state")
+        encode_json("a" * (MAX_PAYLOAD - 1), "the state")
 
 
 def test_the_size_limit_of_metadata_is_exact() -> None:
@@ -253,7 +253,7 @@ def test_the_size_limit_of_metadata_is_exact() -> None:
 
 def test_a_value_is_as_the_database_gives_it_back_where_it_is_used_at_once() -> None:
     """Else it is stored as it was written. `jsonb` orders keys, and has no negative zero."""
-    mapping, number = codec_for(dict[str, float], "x"), codec_for(float, "x")
+    mapping, number = make_json_codec(dict[str, float], "x"), make_json_codec(float, "x")
     assert mapping.encode_and_decode({"bb": 1.5, "a": 2.5}, canonical=True)[0] == '{"a":2.5,"bb":1.5}'
     assert mapping.encode_and_decode({"bb": 1.5, "a": 2.5})[0] == '{"bb":1.5,"a":2.5}'
     assert number.encode_and_decode(-0.0, canonical=True)[0] in ("0", "0.0")
@@ -270,9 +270,9 @@ def test_a_value_that_holds_itself_is_refused() -> None:
     model.held = [model]
     for value in (loop, box):
         with pytest.raises(EncodeError, match="the state is nested too deeply or holds itself"):
-            encode(value, "the state")
+            encode_json(value, "the state")
     with pytest.raises(EncodeError, match="the state"):
-        encode(model, "the state")
+        encode_json(model, "the state")
 
 
 class Socket:
@@ -286,7 +286,7 @@ class Socket:
 def test_an_object_that_cannot_be_stored_is_named_by_its_type(wrap: Any) -> None:
     """The error says what is in the way, and does not show it."""
     with pytest.raises(EncodeError, match=r"the state cannot be stored as JSON: .*Socket") as caught:
-        encode(wrap(Socket()), "the state")
+        encode_json(wrap(Socket()), "the state")
     assert "CANARY" not in str(caught.value)
 
 
@@ -307,16 +307,16 @@ def test_an_object_that_cannot_be_stored_is_named_by_its_type(wrap: Any) -> None
 def test_a_value_of_another_type_is_refused(type_: object, value: object, words: str) -> None:
     """A wrong state is refused where it is written, not when the next step reads it."""
     with pytest.raises(EncodeError, match=f"the state {words}"):
-        codec_for(type_, "the state").encode(value)
+        make_json_codec(type_, "the state").encode(value)
 
 
 def test_a_model_with_values_that_do_not_fit_prints_no_warning() -> None:
     """Pydantic would warn and quote the value; what does not fit shows when it is read."""
-    assert encode(Customer.model_construct(name=5, score="CANARY"), "x")
+    assert encode_json(Customer.model_construct(name=5, score="CANARY"), "x")
 
 
 def test_every_field_is_stored_even_when_it_has_its_default() -> None:
     """A default that changes in the code does not change what was stored."""
-    stored = decode_plain(encode(Customer(name="a"), "x"))
+    stored = decode_untyped_json(encode_json(Customer(name="a"), "x"))
     assert set(stored) == set(Customer.model_fields)
-    assert set(decode_plain(encode(Order(1), "x"))) == {f.name for f in dataclasses.fields(Order)}
+    assert set(decode_untyped_json(encode_json(Order(1), "x"))) == {f.name for f in dataclasses.fields(Order)}
