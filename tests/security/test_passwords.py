@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from gen_durable import Durable, SyncDurable, Worker, job
 from gen_durable.cli.app import app as cli
-from gen_durable.cli.database import describe_dsn
+from gen_durable.cli.database_opener import describe_dsn_without_password
 from gen_durable.errors import GenDurableError
 from gen_durable.pg.connection import ConnectionTarget
 from gen_durable.pg.dsn import find_tls_weakness, may_leak_password, split_hosts
@@ -121,7 +121,7 @@ async def open_and_close(app: Durable) -> None:
 @pytest.mark.parametrize("dsn", DSNS)
 def test_no_part_is_named(dsn: str) -> None:
     """By what names a DSN in messages: its description, its hosts, a warning about TLS, and their reprs."""
-    check(describe_dsn(dsn))
+    check(describe_dsn_without_password(dsn))
     check(repr(ConnectionTarget(dsn)))
     check(find_tls_weakness(dsn, {}) or "")
     try:
@@ -145,4 +145,4 @@ def test_no_part_is_named(dsn: str) -> None:
 def test_a_clear_dsn_is_named(dsn: str) -> None:
     """Messages about it say where it leads."""
     assert not may_leak_password(dsn)
-    assert describe_dsn(dsn) != "the database"
+    assert describe_dsn_without_password(dsn) != "the database"

@@ -6,8 +6,8 @@ import asyncio
 
 import typer
 
-from gen_durable.cli.console import print_line, print_lines, print_message, report_errors
-from gen_durable.cli.database import SCHEMA, DsnOption, SchemaOption, open_database
+from gen_durable.cli.console import exit_on_library_errors, print_line, print_message, print_multi_line_text
+from gen_durable.cli.database_opener import SCHEMA, DsnOption, SchemaOption, open_database
 from gen_durable.errors import DatabaseUnavailable
 from gen_durable.pg.installed_version import read_installed, read_role_prefix
 from gen_durable.pg.migrate import SETTINGS, check_can_migrate, library_version, migration_script, roles_files
@@ -15,7 +15,7 @@ from gen_durable.pg.migrate import migrate as apply
 from gen_durable.store.schema import ROLES, Schema
 
 
-@report_errors
+@exit_on_library_errors
 def migrate(
     *,
     dsn: DsnOption = None,
@@ -42,7 +42,7 @@ def migrate(
     """
     checked = Schema(schema)
     prefix = (role_prefix or schema) if roles or role_prefix is not None else None
-    action = _print_sql if sql else _apply_migrations
+    action = _print_migration_sql if sql else _apply_migrations
     asyncio.run(action(dsn, checked, index=metadata_index, roles=prefix))
 
 
@@ -65,8 +65,8 @@ async def _apply_migrations(dsn: str | None, schema: Schema, *, index: bool, rol
             print_line(f"schema {schema.name}: metadata is indexed")
 
 
-async def _print_sql(dsn: str | None, schema: Schema, *, index: bool, roles: str | None) -> None:
-    found, present = await _read_installed_version(dsn, schema)
+async def _print_migration_sql(dsn: str | None, schema: Schema, *, index: bool, roles: str | None) -> None:
+    found, present = await _read_version_and_role_prefix(dsn, schema)
     newest = library_version(schema)
     text = migration_script(schema, found)
     prefix = roles if roles is not None else present if text else None
@@ -77,12 +77,12 @@ async def _print_sql(dsn: str | None, schema: Schema, *, index: bool, roles: str
         print_message(f"schema {schema.name} is at version {found}: there is nothing to run")
     else:
         print_line(f"-- gen_durable: schema {schema.name} from version {found} to {newest}")
-        print_lines(f"begin;\n{SETTINGS};\n\n{text}\ncommit;")
+        print_multi_line_text(f"begin;\n{SETTINGS};\n\n{text}\ncommit;")
     if index:
-        print_lines(f"{schema.metadata_index_script.rstrip()};")
+        print_multi_line_text(f"{schema.metadata_index_script.rstrip()};")
 
 
-async def _read_installed_version(dsn: str | None, schema: Schema) -> tuple[int, str | None]:
+async def _read_version_and_role_prefix(dsn: str | None, schema: Schema) -> tuple[int, str | None]:
     """The version to start from, and the prefix of the roles. 0 without a DSN: printing must not start a server."""
     if dsn is None:
         print_message("no DSN: printing all of it, for an empty database")

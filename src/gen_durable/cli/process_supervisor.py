@@ -26,14 +26,14 @@ LONGEST_PAUSE: Final = 30.0
 _DRAINED: Final = frozenset({0, -signal.SIGTERM, -signal.SIGINT})  # killed by the signal while it started
 
 
-async def supervise(command: list[str], processes: int) -> int:
+async def supervise_processes(command: list[str], processes: int) -> int:
     """Run `processes` of `command` until SIGTERM or SIGINT, or until all were stopped one by one. Returns 0 if all
     have drained.
     """
-    return await _Supervisor(command).run(processes)
+    return await _ProcessSupervisor(command).run(processes)
 
 
-class _Supervisor:
+class _ProcessSupervisor:
     def __init__(self, command: list[str]) -> None:
         self._command = command
         self._running: set[asyncio.subprocess.Process] = set()
@@ -47,14 +47,14 @@ class _Supervisor:
             loop.add_signal_handler(number, self._handle_signal, number)
         log.info("starting %d processes", processes)
         try:
-            await asyncio.gather(*(self._run_and_replace_process(slot + 1) for slot in range(processes)))
+            await asyncio.gather(*(self._run_and_restart_process(slot + 1) for slot in range(processes)))
         finally:
             for number in numbers:
                 loop.remove_signal_handler(number)
         log.info("all processes have ended")
         return self._code
 
-    async def _run_and_replace_process(self, slot: int) -> None:
+    async def _run_and_restart_process(self, slot: int) -> None:
         """Run one process after the other, until a stop or until one was stopped by itself."""
         pauses = GrowingPauses(FIRST_PAUSE, LONGEST_PAUSE)
         while not self._stopping.is_set():

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from gen_durable.cli.console import fail
+from gen_durable.cli.console import exit_with_message
 from gen_durable.durations import parse_duration
 from gen_durable.errors import InputError
 
@@ -31,11 +31,11 @@ CodecOption = Annotated[
 def require_id_or_key(instance: int | None, key: str | None) -> int | str:
     """The ID or the unique key, whichever was given. Ends the command unless exactly one was."""
     if (instance is None) == (key is None):
-        fail("give either the ID of the instance or --key KEY")
+        exit_with_message("give either the ID of the instance or --key KEY")
     return instance if instance is not None else key or ""
 
 
-def parse_time(text: str, option: str) -> datetime:
+def parse_time_or_age(text: str, option: str) -> datetime:
     """Read a duration before now (90s, 10m, 2h, 3d), or a date with or without a time; local time without a zone."""
     if text[-1:] in "smhd":
         try:
@@ -45,4 +45,6 @@ def parse_time(text: str, option: str) -> datetime:
     try:
         return datetime.fromisoformat(text).astimezone()
     except (ValueError, OverflowError):
-        fail(f"{option} {text!r} is not a time. Write 10m, 2h or 3d (ago), or a date such as 2026-01-31T12:00.")
+        exit_with_message(
+            f"{option} {text!r} is not a time. Write 10m, 2h or 3d (ago), or a date such as 2026-01-31T12:00."
+        )

@@ -55,7 +55,7 @@ class WorkerProcesses:
         self._log = log
         self.workers: list[WorkerProcess] = []
 
-    async def start(self, replaces: WorkerProcess | None = None) -> WorkerProcess:
+    async def start_one(self, replaces: WorkerProcess | None = None) -> WorkerProcess:
         """Start one more process. It is working once it has made its first pick."""
         with self._log.open("ab") as log:
             process = await asyncio.create_subprocess_exec(
@@ -71,7 +71,7 @@ class WorkerProcesses:
         self.workers.append(worker)
         return worker
 
-    def find(self, pid: int) -> WorkerProcess:
+    def find_by_pid(self, pid: int) -> WorkerProcess:
         """The worker with a process id."""
         return next(worker for worker in self.workers if worker.pid == pid)
 

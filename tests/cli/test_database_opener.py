@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gen_durable.cli.database import describe_dsn
+from gen_durable.cli.database_opener import describe_dsn_without_password
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ from gen_durable.cli.database import describe_dsn
     ],
 )
 def test_a_dsn_is_shown_without_user_and_password(dsn: str, words: str) -> None:
-    assert describe_dsn(dsn) == words
+    assert describe_dsn_without_password(dsn) == words
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,19 @@ import typer
 from rich.table import Table
 
 from gen_durable.cli.client_runner import run_with_client
-from gen_durable.cli.console import new_console, print_json, print_line, print_message, report_errors, styled
-from gen_durable.cli.database import SCHEMA, DsnOption, SchemaOption
+from gen_durable.cli.console import (
+    exit_on_library_errors,
+    make_escaped_text,
+    new_console,
+    print_json,
+    print_line,
+    print_message,
+)
+from gen_durable.cli.database_opener import SCHEMA, DsnOption, SchemaOption
 from gen_durable.cli.filters import FilterOptions, add_filter_options
-from gen_durable.cli.format import format_relative_time, instance_json_fields, instance_summary
-from gen_durable.cli.options import CodecOption
-from gen_durable.cli.tables import collapse_whitespace, new_table
+from gen_durable.cli.formatters import describe_wait_worker_or_error, format_relative_time, instance_json_fields
+from gen_durable.cli.shared_options import CodecOption
+from gen_durable.cli.tables import collapse_whitespace, new_borderless_table
 from gen_durable.client import Durable
 from gen_durable.instances import Instance, Status
 from gen_durable.listing import MAX_PAGE, PAGE, Count, Filters, Page
@@ -23,7 +30,7 @@ FEW = 1000
 COLOURS = {Status.FAILED: "red", Status.CANCELLED: "yellow", Status.EXECUTING: "green", Status.DONE: "dim"}
 
 
-@report_errors
+@exit_on_library_errors
 @add_filter_options
 def ls(
     filter_options: FilterOptions,
@@ -63,7 +70,7 @@ def ls(
         print_message(f"there may be more: --after {page.cursor}")
 
 
-@report_errors
+@exit_on_library_errors
 @add_filter_options
 def count(
     filter_options: FilterOptions,
@@ -108,7 +115,7 @@ async def _read_instances(app: Durable, filters: Filters, limit: int, after: str
 
 def _instances_table(instances: tuple[Instance, ...]) -> Table:
     now = datetime.now(UTC)
-    table = new_table()
+    table = new_borderless_table()
     for name in ("id", "machine", "step", "status", "queue"):
         table.add_column(name, no_wrap=True, justify="right" if name == "id" else "left")
     table.add_column("inserted", no_wrap=True, justify="right")
@@ -119,10 +126,10 @@ def _instances_table(instances: tuple[Instance, ...]) -> Table:
             str(instance.id),
             instance.machine,
             instance.step,
-            styled(instance.status.value, COLOURS.get(instance.status, "")),
+            make_escaped_text(instance.status.value, COLOURS.get(instance.status, "")),
             instance.queue,
             format_relative_time(instance.inserted_at, now),
             format_relative_time(instance.updated_at, now),
-            styled(collapse_whitespace(instance_summary(instance, now)), is_cut=True),
+            make_escaped_text(collapse_whitespace(describe_wait_worker_or_error(instance, now)), is_cut=True),
         )
     return table

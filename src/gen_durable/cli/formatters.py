@@ -32,7 +32,7 @@ def format_payload(raw: bytes) -> str:
         return f"({error})"
 
 
-def payload_as_stored(raw: bytes | None) -> object:
+def decode_payload_as_stored(raw: bytes | None) -> object:
     """A payload for --json, as it is stored: an encrypted one stays encrypted."""
     try:
         return None if raw is None else json.loads(raw)
@@ -45,7 +45,7 @@ def format_key(key: bytes | None) -> str | None:
     return None if key is None else key.decode(errors="backslashreplace")
 
 
-def instance_summary(instance: Instance, now: datetime) -> str:
+def describe_wait_worker_or_error(instance: Instance, now: datetime) -> str:
     """A few words: the gate or signals an instance waits for, the worker that runs it, or its last error."""
     if instance.problems:
         return f"cannot be read: {'; '.join(instance.problems)}"
@@ -70,14 +70,14 @@ def describe_wait_or_worker(instance: Instance, now: datetime) -> str:
         case "awaiting_signal":
             return f"waits for {', '.join(instance.awaits)}"
         case "awaiting_children":
-            return _describe_join(instance)
+            return _describe_children_waited_for(instance)
         case "executing":
             return f"on {instance.locked_by}"
         case _:
             return ""
 
 
-def _describe_join(instance: Instance) -> str:
+def _describe_children_waited_for(instance: Instance) -> str:
     pending, needed = instance.children_pending, instance.children_needed
     if needed is None or needed >= pending:
         return f"waits for {pending:,} {'child' if pending == 1 else 'children'}"
@@ -121,7 +121,10 @@ def instance_json_fields(instance: Instance, *, payloads: bool) -> dict[str, obj
     found["problems"] = list(instance.problems)
     if not payloads:
         return found
-    return found | {"state": payload_as_stored(instance.raw_state), "result": payload_as_stored(instance.raw_result)}
+    return found | {
+        "state": decode_payload_as_stored(instance.raw_state),
+        "result": decode_payload_as_stored(instance.raw_result),
+    }
 
 
 def format_duration(seconds: float) -> str:

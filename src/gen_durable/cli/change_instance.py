@@ -10,13 +10,13 @@ from typing import Annotated, Any, cast
 import typer
 
 from gen_durable.cli.client_runner import run_with_client
-from gen_durable.cli.console import fail, print_message, report_errors
-from gen_durable.cli.database import SCHEMA, DsnOption, SchemaOption
-from gen_durable.cli.options import CodecOption, IdArgument, KeyOption, require_id_or_key
+from gen_durable.cli.console import exit_on_library_errors, exit_with_message, print_message
+from gen_durable.cli.database_opener import SCHEMA, DsnOption, SchemaOption
+from gen_durable.cli.shared_options import CodecOption, IdArgument, KeyOption, require_id_or_key
 from gen_durable.signals import Signal
 
 
-@report_errors
+@exit_on_library_errors
 def signal(
     arguments: Annotated[
         list[str], typer.Argument(metavar="ID NAME [JSON]", show_default=False, help="With --key: NAME [JSON].")
@@ -43,10 +43,12 @@ def signal(
     if key is None:
         first, *arguments = arguments
         if not first.isdigit():
-            fail(f"{first!r} is not an ID. Write `signal ID NAME [JSON]` or `signal --key KEY NAME [JSON]`.")
+            exit_with_message(
+                f"{first!r} is not an ID. Write `signal ID NAME [JSON]` or `signal --key KEY NAME [JSON]`."
+            )
         instance = int(first)
     if len(arguments) not in (1, 2):
-        fail("Write `signal ID NAME [JSON]` or `signal --key KEY NAME [JSON]`.")
+        exit_with_message("Write `signal ID NAME [JSON]` or `signal --key KEY NAME [JSON]`.")
     payload = _parse_payload(arguments[1]) if len(arguments) == 2 else None
     sent = Signal[Any](arguments[0], cast(Any, Any))
     which = require_id_or_key(instance, key)
@@ -56,7 +58,7 @@ def signal(
     print_message(f"signal {arguments[0]}: {'delivered' if delivered else 'already delivered with this dedup key'}")
 
 
-@report_errors
+@exit_on_library_errors
 def cancel(
     instance: IdArgument = None,
     *,
@@ -79,11 +81,11 @@ def cancel(
     which = require_id_or_key(instance, key)
     cancelled = asyncio.run(run_with_client(dsn, schema, lambda app: app.cancel(which, reason=reason, cascade=cascade)))
     if not cancelled:
-        fail(f"instance {cancelled.id} is already {cancelled.was.value}. There is nothing to cancel.", 1)
+        exit_with_message(f"instance {cancelled.id} is already {cancelled.was.value}. There is nothing to cancel.", 1)
     print_message(f"instance {cancelled.id}: {cancelled.ended} cancelled, {cancelled.requested} executing and stopping")
 
 
-@report_errors
+@exit_on_library_errors
 def retry(
     instance: IdArgument = None, *, key: KeyOption = None, dsn: DsnOption = None, schema: SchemaOption = SCHEMA
 ) -> None:
@@ -99,7 +101,7 @@ def retry(
     print_message(f"{_describe_target(which)}: runnable again")
 
 
-@report_errors
+@exit_on_library_errors
 def rm(
     instance: IdArgument = None, *, key: KeyOption = None, dsn: DsnOption = None, schema: SchemaOption = SCHEMA
 ) -> None:
@@ -118,7 +120,9 @@ def _parse_payload(text: str) -> object:
     try:
         return json.loads(sys.stdin.read() if text == "-" else text)
     except ValueError as error:
-        fail(f"The payload is not JSON ({error}). Quote it for the shell, as in '{{\"amount\": 100}}' or '\"text\"'.")
+        exit_with_message(
+            f"The payload is not JSON ({error}). Quote it for the shell, as in '{{\"amount\": 100}}' or '\"text\"'."
+        )
 
 
 def _describe_target(which: int | str) -> str:

@@ -56,21 +56,25 @@ class ConnectedDatabase:
 async def open_database(dsn: str | None, *, directory: Path | None = None) -> AsyncGenerator[ConnectedDatabase]:
     """Connect to the database of a DSN, or start the embedded server and connect to it."""
     if dsn is not None:
-        async with _connect(check_dsn(dsn), describe_dsn(dsn), None) as database:
+        async with _connect_and_explain_errors(
+            require_postgresql_dsn(dsn), describe_dsn_without_password(dsn), None
+        ) as database:
             yield database
         return
     from gen_durable.embedded import release, start
 
     server = await asyncio.to_thread(start, directory)
     try:
-        async with _connect(server.dsn, server.data_location, server.directory) as database:
+        async with _connect_and_explain_errors(server.dsn, server.data_location, server.directory) as database:
             yield database
     finally:
         await asyncio.to_thread(release, server)
 
 
 @asynccontextmanager
-async def _connect(dsn: str, location: str, directory: Path | None) -> AsyncGenerator[ConnectedDatabase]:
+async def _connect_and_explain_errors(
+    dsn: str, location: str, directory: Path | None
+) -> AsyncGenerator[ConnectedDatabase]:
     requires_tls = is_tls_required(None, os.environ)
     if requires_tls:
         check_required_tls("the DSN", dsn, os.environ)
@@ -79,23 +83,27 @@ async def _connect(dsn: str, location: str, directory: Path | None) -> AsyncGene
         try:
             await connection.connect()
         except ConnectionLost as error:
-            raise DatabaseUnavailable(f"cannot connect to {location}: {_describe_cause(error)}") from error
+            raise DatabaseUnavailable(
+                f"cannot connect to {location}: {_describe_cause_without_password(error)}"
+            ) from error
         try:
             yield ConnectedDatabase(dsn, location, directory, connection)
         except ConnectionLost as error:
-            raise DatabaseUnavailable(f"the connection to {location} was lost: {_describe_cause(error)}") from error
+            raise DatabaseUnavailable(
+                f"the connection to {location} was lost: {_describe_cause_without_password(error)}"
+            ) from error
     finally:
         await connection.close()
 
 
-def check_dsn(dsn: str) -> str:
+def require_postgresql_dsn(dsn: str) -> str:
     """Raise `ConfigError` for text that is not a DSN; the message does not repeat it."""
     if not dsn.startswith(("postgres://", "postgresql://")):
         raise ConfigError("The DSN must begin with postgresql://")
     return dsn
 
 
-def describe_dsn(dsn: str) -> str:
+def describe_dsn_without_password(dsn: str) -> str:
     """The hosts and the database of a DSN, without user and password."""
     if may_leak_password(dsn):
         return "the database"
@@ -108,7 +116,7 @@ def _format_host(parts: SplitResult) -> str:
     return f"{host}:{parts.port}" if parts.port is not None else host
 
 
-def _describe_cause(error: ConnectionLost) -> str:
+def _describe_cause_without_password(error: ConnectionLost) -> str:
     """The driver's message, unless it may quote a piece of the password."""
     cause = error.cause
     if error.hides_cause:

@@ -1,7 +1,7 @@
 """Run the demo: open a shop, let its customers pay or not, and kill one of its workers in the middle of a step.
 
 The engine gets no help: the script inserts orders, sends signals, kills a process, and otherwise only reads. It returns
-its `Observations`, from which `run_verifier` decides whether the engine kept its guarantees.
+its `DemoObservations`, from which `run_verifier` decides whether the engine kept its guarantees.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from gen_durable import Durable, Handle, Start
-from gen_durable.cli.database import ConnectedDatabase
+from gen_durable.cli.database_opener import ConnectedDatabase
 from gen_durable.cli.demo.event_log import EventLogReader, LogEntry
 from gen_durable.cli.demo.machines import Checkout, Order, Paid, Receipt, payment, stocktake
-from gen_durable.cli.demo.processes import ProcessState, WorkerProcess, WorkerProcesses
 from gen_durable.cli.demo.view_protocol import DemoEvent, DemoState, DemoView, EventImportance
+from gen_durable.cli.demo.worker_processes import ProcessState, WorkerProcess, WorkerProcesses
 from gen_durable.cli.demo.worker_program import SCHEMA
 from gen_durable.errors import GenDurableError
 from gen_durable.invariant_checker import count_by_step_and_status
@@ -47,7 +47,7 @@ class PlacedOrder:
 
 
 @dataclass(slots=True)
-class Observations:
+class DemoObservations:
     """The course of the demo, as observed outside of the database."""
 
     placed: list[PlacedOrder] = field(default_factory=list[PlacedOrder])
@@ -65,7 +65,7 @@ class DemoFailed(GenDurableError):
     """The demo cannot continue."""
 
 
-class Script:
+class DemoScript:
     """Runs the demo once."""
 
     def __init__(
@@ -84,14 +84,14 @@ class Script:
         self._victim: WorkerProcess | None = None
         self._shown_instance = 0
         self._victim_charges: asyncio.Queue[int] = asyncio.Queue()
-        self.seen = Observations()
+        self.seen = DemoObservations()
 
-    async def run(self) -> Observations:
+    async def run(self) -> DemoObservations:
         """Run from an empty schema to the end of the last order."""
-        following = asyncio.create_task(self._follow_events())
+        following = asyncio.create_task(self._poll_event_log())
         try:
-            await self._start_worker()
-            await self._start_worker()
+            await self._start_worker_and_wait()
+            await self._start_worker_and_wait()
             async with Durable(self._database.dsn, schema=SCHEMA) as app:
                 await self._insert_orders(app)
                 await self._run_until_orders_ended(app)
@@ -100,7 +100,7 @@ class Script:
         finally:
             following.cancel()
             await self._workers.stop_all()
-        self._handle_new_entries()
+        self._record_and_report_new_entries()
         self._show_state()
         return self.seen
 
@@ -116,10 +116,10 @@ class Script:
 
     async def _run_until_orders_ended(self, app: Durable) -> None:
         customers = asyncio.create_task(self._send_payments(app))
-        killing = asyncio.create_task(self._kill_worker())
+        killing = asyncio.create_task(self._suspend_and_kill_worker())
         try:
             async with asyncio.timeout(EXTRA_TIME + 20 * self._pace):
-                while not (customers.done() and killing.done() and self._have_all_ended()):
+                while not (customers.done() and killing.done() and self._have_all_instances_ended()):
                     self._state.counts = await count_by_step_and_status(self._database.connection, Schema(SCHEMA))
                     self._show_state()
                     await asyncio.sleep(0.15)
@@ -141,7 +141,7 @@ class Script:
                 self.seen.duplicate_payments += not new
             await asyncio.sleep(7 * self._pace / len(paying))
 
-    async def _kill_worker(self) -> None:
+    async def _suspend_and_kill_worker(self) -> None:
         """Kill a worker in the middle of a charge: suspend it first, and check that its claim is still open."""
         await self._wait_until(lambda: self._charges >= CHARGES_BEFORE_KILL)
         victim = self._victim = self._workers.workers[1]
@@ -162,15 +162,15 @@ class Script:
             f"{victim} killed with SIGKILL while running {step} for {subject}{others}", EventImportance.BAD
         )
         await asyncio.sleep(self._pace)
-        await self._start_worker(replaces=victim)
+        await self._start_worker_and_wait(replaces=victim)
 
     async def _read_claimed_steps(self, worker: WorkerProcess) -> dict[int, str]:
         """The steps that a worker has claimed in the database, by instance."""
         query = Schema(SCHEMA).render("select id, step from @schema.instances where locked_by = $1")
         return await self._database.connection.run(Statement(query, (worker.name,), _decode_steps_by_id))
 
-    async def _start_worker(self, replaces: WorkerProcess | None = None) -> None:
-        worker = await self._workers.start(replaces)
+    async def _start_worker_and_wait(self, replaces: WorkerProcess | None = None) -> None:
+        worker = await self._workers.start_one(replaces)
         await self._wait_until(lambda: worker.state is ProcessState.WORKING or worker.process.returncode is not None)
         if worker.state is not ProcessState.WORKING:
             raise DemoFailed(f"{worker} exited with code {worker.process.returncode} while it started")
@@ -179,18 +179,18 @@ class Script:
         while not condition():  # noqa: ASYNC110  # the condition changes in other processes
             await asyncio.sleep(0.02)
 
-    async def _follow_events(self) -> None:
+    async def _poll_event_log(self) -> None:
         while True:
-            self._handle_new_entries()
+            self._record_and_report_new_entries()
             await asyncio.sleep(0.03)
 
-    def _handle_new_entries(self) -> None:
+    def _record_and_report_new_entries(self) -> None:
         with contextlib.suppress(FileNotFoundError):
-            for entry in self._reader.read_new():
-                self._handle_entry(entry)
+            for entry in self._reader.read_new_entries():
+                self._record_and_report_entry(entry)
 
-    def _handle_entry(self, entry: LogEntry) -> None:
-        worker = self._workers.find(entry.pid)
+    def _record_and_report_entry(self, entry: LogEntry) -> None:
+        worker = self._workers.find_by_pid(entry.pid)
         match entry.kind:
             case "ready":
                 worker.state, worker.name = ProcessState.WORKING, entry.worker
@@ -227,7 +227,7 @@ class Script:
             if self._expired == 1:
                 self._report_event(f"{subject} was not paid in time and failed; more will follow")
 
-    def _have_all_ended(self) -> bool:
+    def _have_all_instances_ended(self) -> bool:
         return bool(self._state.counts) and all(count.status.terminal for count in self._state.counts)
 
     def _report_event(self, text: str, level: EventImportance = EventImportance.PLAIN) -> None:
