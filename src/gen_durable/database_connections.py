@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 from gen_durable.errors import ConfigError, DatabaseUnavailable
 from gen_durable.escaping_loggers import get_escaping_logger
-from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
 from gen_durable.pg.dsn import check_required_tls, find_tls_weakness, is_tls_required
-from gen_durable.pg.faults import ConnectionLost, SqlError
-from gen_durable.pg.migrate import check_schema, migrate
+from gen_durable.pg.error_classifier import ConnectionLost, SqlError
+from gen_durable.pg.migrate import check_schema_version, migrate
+from gen_durable.pg.persistent_connection import ConnectionTarget, PersistentConnection
 from gen_durable.pg.pool import CallerPool, DriverPool, OwnPool, Pool
 from gen_durable.pg.session_settings import role_settings_statement
 from gen_durable.pg.sqlstate_errors import to_library_error
@@ -169,10 +169,10 @@ class DatabaseConnections:
             if self._migrate or (self._migrate is None and self._embedded is not None):
                 await migrate(connection, self.schema, roles=self._roles)
             else:
-                await check_schema(connection, self.schema)
+                await check_schema_version(connection, self.schema)
             self.installation = await connection.run(JournalStatementBuilder(self.schema).installation_token())
             if connection.target.pooled:
-                (await connection.run(role_settings_statement())).check()
+                (await connection.run(role_settings_statement())).check_engine_can_work()
         finally:
             await connection.close()
         if connection.target.pooled and self._pooler is None:
@@ -183,7 +183,7 @@ class DatabaseConnections:
         return connection.target
 
     async def _check_caller_pool(self, caller_pool: CallerPool) -> None:
-        await check_schema(caller_pool, self.schema)
+        await check_schema_version(caller_pool, self.schema)
         installation = await caller_pool.run(JournalStatementBuilder(self.schema).installation_token())
         if self._target is None:
             self.pool = caller_pool

@@ -22,8 +22,8 @@ from gen_durable.cli.demo.machines import Order, Receipt
 from gen_durable.cli.demo.schema import create_schema_anew_or_set_old_aside
 from gen_durable.cli.demo.worker_program import SCHEMA
 from gen_durable.errors import SchemaConflict
-from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
-from gen_durable.pg.migrate import check_schema
+from gen_durable.pg.migrate import check_schema_version
+from gen_durable.pg.persistent_connection import ConnectionTarget, PersistentConnection
 from gen_durable.store.schema import Schema
 
 
@@ -65,7 +65,7 @@ async def test_data_of_an_older_layout_are_set_aside(dsn: str, bare_schema: str)
             await driver_connection.execute(f"drop schema if exists {bare_schema} cascade; {old_layout(bare_schema)}")
             assert await create_schema_anew_or_set_old_aside(connection, Schema(bare_schema)) == expected
             assert await driver_connection.fetchval(f"select id from {expected}.gen_durable") == 7
-            await check_schema(connection, Schema(bare_schema))
+            await check_schema_version(connection, Schema(bare_schema))
         assert await create_schema_anew_or_set_old_aside(connection, Schema(bare_schema)) is None
         await driver_connection.execute(f"drop schema {bare_schema} cascade; create schema {bare_schema}")
         await driver_connection.execute(f"create table {bare_schema}.customers (id int)")

@@ -11,7 +11,7 @@ from tests.support.engine import soon
 
 from gen_durable.core import background_task
 from gen_durable.core.background_task import RESTART_SECONDS, BackgroundTask
-from gen_durable.pg.faults import ConnectionLost
+from gen_durable.pg.error_classifier import ConnectionLost
 
 
 class Failing(BackgroundTask):

@@ -17,7 +17,7 @@ from gen_durable.core.messages import (
     encode,
     follow_up_messages,
 )
-from gen_durable.pg.faults import SqlError
+from gen_durable.pg.error_classifier import SqlError
 from gen_durable.store.types import NO_FOLLOW_UPS, FollowUps
 
 PAYLOADS: list[tuple[Message, str]] = [

@@ -19,7 +19,7 @@ from gen_durable.engine.active_claim import ActiveClaim
 from gen_durable.engine.claim_table import DEFAULT_REASON, LIMIT_REST, USUAL_POSTPONE_DELAY, ClaimTable
 from gen_durable.engine.slots import NEVER, Slots
 from gen_durable.engine.task_set import TaskSet
-from gen_durable.pg.faults import ConnectionLost
+from gen_durable.pg.error_classifier import ConnectionLost
 from gen_durable.signal_decoder_fingerprints import SignalDecoderFingerprints
 from gen_durable.step_registry import Registry
 from gen_durable.store.schema import Schema

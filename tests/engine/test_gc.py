@@ -13,7 +13,7 @@ from tests.support.engine import Engine, opened
 from gen_durable.core.services import services_of
 from gen_durable.engine import gc as gc_module
 from gen_durable.engine.gc import Gc, RetentionScan, scans_for_retentions
-from gen_durable.pg.connection import PersistentConnection
+from gen_durable.pg.persistent_connection import PersistentConnection
 from gen_durable.retention import Retention
 from gen_durable.telemetry import InstancesCollected
 from gen_durable.worker_options import WorkerOptions

@@ -23,7 +23,7 @@ from gen_durable.engine.heartbeat import Heartbeat
 from gen_durable.engine.loop_monitor import LoopMonitor
 from gen_durable.engine.slots import Slots
 from gen_durable.engine.task_set import TaskSet
-from gen_durable.pg.faults import ConnectionLost
+from gen_durable.pg.error_classifier import ConnectionLost
 from gen_durable.signal_decoder_fingerprints import SignalDecoderFingerprints
 from gen_durable.step_registry import Registry
 from gen_durable.telemetry import ClaimLost, EventLoopBlocked

@@ -20,8 +20,8 @@ from gen_durable.engine.picker import Picker
 from gen_durable.engine.scan_positions import ScanPositions
 from gen_durable.engine.slots import Slots
 from gen_durable.engine.task_set import TaskSet
-from gen_durable.pg.connection import PersistentConnection
-from gen_durable.pg.faults import ConnectionLost
+from gen_durable.pg.error_classifier import ConnectionLost
+from gen_durable.pg.persistent_connection import PersistentConnection
 from gen_durable.store.types import PickResult
 from gen_durable.worker_options import WorkerOptions
 

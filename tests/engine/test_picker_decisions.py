@@ -15,7 +15,7 @@ from gen_durable.engine import picker as picker_module
 from gen_durable.engine.picker import MAX_UNCOMMITTED, UNCOMMITTED_PAUSE, Picker
 from gen_durable.engine.slots import NEVER, Slots
 from gen_durable.engine.task_set import TaskSet
-from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
+from gen_durable.pg.persistent_connection import ConnectionTarget, PersistentConnection
 from gen_durable.store.blocked_rows import BlockedRows
 from gen_durable.store.schema import Schema
 from gen_durable.store.statements import StatementBuilder

@@ -16,7 +16,7 @@ from gen_durable.core.services import services_of
 from gen_durable.engine import reaper as reaper_module
 from gen_durable.engine.crashed_row_slots import CrashedRowSlots
 from gen_durable.engine.reaper import UNKNOWN_STEPS_EVERY, Reaper
-from gen_durable.pg.connection import PersistentConnection
+from gen_durable.pg.persistent_connection import PersistentConnection
 from gen_durable.signal_decoder_fingerprints import SignalDecoderFingerprints
 from gen_durable.step_registry import Registry
 from gen_durable.store.types import FollowUps

@@ -21,7 +21,7 @@ from gen_durable.engine.active_claim import ActiveClaim
 from gen_durable.engine.runtime import Runtime
 from gen_durable.engine.slow_commit_connections import SlowCommitConnections
 from gen_durable.engine.transactional_executor import TransactionalExecutor
-from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
+from gen_durable.pg.persistent_connection import ConnectionTarget, PersistentConnection
 from gen_durable.step_registry import Registry
 from gen_durable.telemetry import QueueDrained
 from gen_durable.worker_options import WorkerOptions

@@ -23,7 +23,7 @@ from gen_durable.engine.outcome_rejection import UnusableLimit
 from gen_durable.engine.thread_pool import ThreadPool
 from gen_durable.engine.transactional_executor import TransactionalExecutor
 from gen_durable.errors import InputError, InvalidOutcome, OutcomeRejected
-from gen_durable.pg.connection import ConnectionTarget
+from gen_durable.pg.persistent_connection import ConnectionTarget
 from gen_durable.step_registry import Registry
 from gen_durable.store.schema import Schema
 from gen_durable.store.statements import StatementBuilder

@@ -25,7 +25,7 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from gen_durable.errors import EmbeddedUnavailable, GenDurableError
-from gen_durable.pg.faults import SqlError, detail_and_hint_of, message_of
+from gen_durable.pg.error_classifier import SqlError, detail_and_hint_of, message_of
 from gen_durable.printable_text import TextBlock, escape_lines, escape_to_one_line, format_exception_escaped
 
 P = ParamSpec("P")

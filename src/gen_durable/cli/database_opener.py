@@ -18,9 +18,9 @@ from urllib.parse import SplitResult, parse_qs, urlsplit
 import typer
 
 from gen_durable.errors import ConfigError, DatabaseUnavailable
-from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
-from gen_durable.pg.dsn import check_required_tls, is_tls_required, may_leak_password, split_hosts
-from gen_durable.pg.faults import MALFORMED_DSN, READ_ONLY_DATABASE, ConnectionLost, SqlError
+from gen_durable.pg.dsn import check_required_tls, is_tls_required, may_password_be_in_other_parts, split_dsn_by_host
+from gen_durable.pg.error_classifier import MALFORMED_DSN, READ_ONLY_DATABASE, ConnectionLost, SqlError
+from gen_durable.pg.persistent_connection import ConnectionTarget, PersistentConnection
 from gen_durable.store.schema import DEFAULT_SCHEMA
 
 DsnOption = Annotated[
@@ -105,9 +105,9 @@ def require_postgresql_dsn(dsn: str) -> str:
 
 def describe_dsn_without_password(dsn: str) -> str:
     """The hosts and the database of a DSN, without user and password."""
-    if may_leak_password(dsn):
+    if may_password_be_in_other_parts(dsn):
         return "the database"
-    hosts = [_format_host(urlsplit(host.dsn)) for host in split_hosts(dsn).hosts]
+    hosts = [_format_host(urlsplit(host.dsn)) for host in split_dsn_by_host(dsn).hosts]
     return f"{','.join(hosts)}{urlsplit(dsn).path}"
 
 

@@ -12,7 +12,7 @@ from gen_durable.cli.console import exit_on_library_errors, make_escaped_text, n
 from gen_durable.cli.database_opener import SCHEMA, DsnOption, SchemaOption, open_database
 from gen_durable.cli.tables import join_lines_into_cell, new_borderless_table
 from gen_durable.invariant_checker import Finding, Violation, check_roles, diagnose
-from gen_durable.pg.migrate import check_schema
+from gen_durable.pg.migrate import check_schema_version
 from gen_durable.store.schema import Schema
 
 SHOWN = 5
@@ -43,7 +43,7 @@ def doctor(
 
 async def _run_invariant_and_role_checks(dsn: str | None, schema: Schema) -> tuple[str, list[Finding]]:
     async with open_database(dsn) as database:
-        await check_schema(database.connection, schema)
+        await check_schema_version(database.connection, schema)
         findings = await diagnose(database.connection, schema)
         roles = await check_roles(database.connection, schema)
         return database.location, findings if roles is None else [*findings, roles]

@@ -25,8 +25,8 @@ from gen_durable.cli.database_opener import SCHEMA, DsnOption, SchemaOption, ope
 from gen_durable.cli.tables import new_borderless_table
 from gen_durable.errors import NotFound
 from gen_durable.pg import login_grants
-from gen_durable.pg.connection import PersistentConnection
 from gen_durable.pg.login_grants import Grant, LoginGrants, Quota
+from gen_durable.pg.persistent_connection import PersistentConnection
 from gen_durable.store.schema import Schema
 from gen_durable.validation import check_name, check_text_key
 

@@ -9,8 +9,14 @@ import typer
 from gen_durable.cli.console import exit_on_library_errors, print_line, print_message, print_multi_line_text
 from gen_durable.cli.database_opener import SCHEMA, DsnOption, SchemaOption, open_database
 from gen_durable.errors import DatabaseUnavailable
-from gen_durable.pg.installed_version import read_installed, read_role_prefix
-from gen_durable.pg.migrate import SETTINGS, check_can_migrate, library_version, migration_script, roles_files
+from gen_durable.pg.installed_schema import read_installed_schema, read_role_prefix
+from gen_durable.pg.migrate import (
+    SETTINGS,
+    check_may_migrate,
+    library_schema_version,
+    list_roles_sql_files,
+    make_migration_script,
+)
 from gen_durable.pg.migrate import migrate as apply
 from gen_durable.store.schema import ROLES, Schema
 
@@ -49,7 +55,7 @@ def migrate(
 async def _apply_migrations(dsn: str | None, schema: Schema, *, index: bool, roles: str | None) -> None:
     async with open_database(dsn) as database:
         applied = await apply(database.connection, schema, roles=roles, repair_roles=roles is not None)
-        newest = library_version(schema)
+        newest = library_schema_version(schema)
         if applied:
             versions = ", ".join(map(str, applied))
             print_line(
@@ -67,11 +73,11 @@ async def _apply_migrations(dsn: str | None, schema: Schema, *, index: bool, rol
 
 async def _print_migration_sql(dsn: str | None, schema: Schema, *, index: bool, roles: str | None) -> None:
     found, present = await _read_version_and_role_prefix(dsn, schema)
-    newest = library_version(schema)
-    text = migration_script(schema, found)
+    newest = library_schema_version(schema)
+    text = make_migration_script(schema, found)
     prefix = roles if roles is not None else present if text else None
     if prefix is not None:
-        files = roles_files(schema, prefix, functions_installed=bool(text))
+        files = list_roles_sql_files(schema, prefix, functions_installed=bool(text))
         text = "\n".join([text, *(file.text for file in files)])
     if not text:
         print_message(f"schema {schema.name} is at version {found}: there is nothing to run")
@@ -89,8 +95,8 @@ async def _read_version_and_role_prefix(dsn: str | None, schema: Schema) -> tupl
         return 0, None
     try:
         async with open_database(dsn) as database:
-            installed = await read_installed(database.connection, schema)
-            check_can_migrate(installed, schema)
+            installed = await read_installed_schema(database.connection, schema)
+            check_may_migrate(installed, schema)
             prefix = await read_role_prefix(database.connection, schema) if installed.version else None
             return installed.version, prefix
     except DatabaseUnavailable as error:

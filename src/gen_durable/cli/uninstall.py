@@ -15,7 +15,7 @@ from gen_durable.cli.console import (
     prompt_for_answer,
 )
 from gen_durable.cli.database_opener import SCHEMA, ConnectedDatabase, DsnOption, SchemaOption, open_database
-from gen_durable.pg.uninstall import InstalledContent, Removal, read_content
+from gen_durable.pg.uninstall import InstalledContent, UninstallResult, read_installed_content
 from gen_durable.pg.uninstall import uninstall as remove
 from gen_durable.store.schema import ROLES, Schema
 
@@ -42,7 +42,7 @@ def uninstall(
 
 async def _confirm_and_uninstall(dsn: str | None, schema: Schema, *, roles: bool, force: bool, yes: bool) -> None:
     async with open_database(dsn) as database:
-        content = await read_content(database.connection, schema)
+        content = await read_installed_content(database.connection, schema)
         if roles and content.roles is None:
             exit_with_message(f"schema {schema.name!r} has no roles: leave out --roles.")
         if not yes:
@@ -65,7 +65,7 @@ def _confirm_with_schema_name(
         exit_with_message("that is not the name of the schema. Nothing was changed.")
 
 
-def _print_removal(schema: Schema, content: InstalledContent, removal: Removal, location: str) -> None:
+def _print_removal(schema: Schema, content: InstalledContent, removal: UninstallResult, location: str) -> None:
     print_line(f"schema {schema.name}: removed version {content.version} ({location})")
     if removal.kept_objects:
         print_line(f"schema {schema.name}: stays, with {', '.join(removal.kept_objects)}")

@@ -12,7 +12,7 @@ from typing import Final
 
 from gen_durable.backoff import GrowingPauses
 from gen_durable.escaping_loggers import get_escaping_logger
-from gen_durable.pg.faults import ConnectionLost, describe_for_log
+from gen_durable.pg.error_classifier import ConnectionLost, describe_for_log
 
 log = get_escaping_logger("gen_durable.worker")
 FIRST_PAUSE: Final = 0.1

@@ -17,7 +17,7 @@ from typing import Final
 from gen_durable.core.messages import follow_up_messages
 from gen_durable.core.notifier import Notifier
 from gen_durable.escaping_loggers import get_escaping_logger
-from gen_durable.pg.faults import describe_for_log
+from gen_durable.pg.error_classifier import describe_for_log
 from gen_durable.pg.pool import Pool
 from gen_durable.store.caller_statements import ended_transactions
 from gen_durable.store.types import FollowUps

@@ -15,7 +15,7 @@ from gen_durable.backoff import GrowingPauses
 from gen_durable.core.statement_runner import StatementRunner
 from gen_durable.errors import DatabaseRefused, DatabaseUnavailable
 from gen_durable.escaping_loggers import get_escaping_logger
-from gen_durable.pg.faults import describe_for_log
+from gen_durable.pg.error_classifier import describe_for_log
 from gen_durable.store.statements import StatementBuilder
 from gen_durable.store.types import FollowUps
 

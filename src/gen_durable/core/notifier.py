@@ -23,7 +23,7 @@ from gen_durable.core.messages import (
 )
 from gen_durable.core.statement_runner import StatementRunner
 from gen_durable.escaping_loggers import get_escaping_logger
-from gen_durable.pg.connection import ConnectionTarget
+from gen_durable.pg.persistent_connection import ConnectionTarget
 from gen_durable.pg.pool import Pool
 from gen_durable.store.statements import StatementBuilder
 from gen_durable.store.types import FollowUps

@@ -17,7 +17,7 @@ import msgspec
 from gen_durable.backoff import GrowingPauses
 from gen_durable.encryption import ERROR, RESULT, TRACEBACK, PayloadEncryption, signal_field, state_field
 from gen_durable.errors import UnreadableSignal
-from gen_durable.pg.faults import ConnectionLost, FaultKind, SqlError, classify_error
+from gen_durable.pg.error_classifier import ConnectionLost, FaultKind, SqlError, classify_error
 from gen_durable.pg.pool import Pool
 from gen_durable.pg.sqlstate_errors import to_library_error
 from gen_durable.store.start_or_update import SignalOrStart, StartOrUpdate, with_holder_payload

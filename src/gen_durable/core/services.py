@@ -15,7 +15,7 @@ from gen_durable.core.statement_runner import StatementRunner
 from gen_durable.database_connections import DatabaseConnections
 from gen_durable.encryption import PayloadEncryption
 from gen_durable.errors import ConfigError
-from gen_durable.pg.connection import ConnectionTarget
+from gen_durable.pg.persistent_connection import ConnectionTarget
 from gen_durable.pg.pool import Pool
 from gen_durable.pg.write_access import write_access_statement
 from gen_durable.store.instance_admin import InstanceAdminStatementBuilder
@@ -115,7 +115,9 @@ class Services:
     async def check_write_access(self) -> None:
         """Raise `DatabaseUnavailable` or `DatabaseRefused` if a worker cannot write here."""
         statement = write_access_statement(self.schema)
-        (await self.engine_statement_runner.run(statement, "start", may_run_twice=True)).check(self.schema)
+        (await self.engine_statement_runner.run(statement, "start", may_run_twice=True)).check_worker_can_write(
+            self.schema
+        )
 
     @property
     def starts_embedded_server(self) -> bool:

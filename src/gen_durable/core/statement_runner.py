@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 
 from gen_durable.backoff import GrowingPauses
 from gen_durable.errors import DatabaseUnavailable
-from gen_durable.pg.faults import ConnectionLost, FaultKind, SqlError, classify_error
+from gen_durable.pg.error_classifier import ConnectionLost, FaultKind, SqlError, classify_error
 from gen_durable.pg.pool import Pool
 from gen_durable.pg.sqlstate_errors import to_library_error
 from gen_durable.store.statements import Statement

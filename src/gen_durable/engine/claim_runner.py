@@ -36,7 +36,7 @@ from gen_durable.engine.transactional_executor import TransactionalExecutor
 from gen_durable.errors import LeaseLost, NoFreeThread, OutcomeRejected, UnreadableSignal
 from gen_durable.escaping_loggers import get_escaping_logger
 from gen_durable.instances import Status
-from gen_durable.pg.faults import describe_for_log
+from gen_durable.pg.error_classifier import describe_for_log
 from gen_durable.printable_text import TextBlock
 from gen_durable.step_registry import Registry
 from gen_durable.store.types import Commit

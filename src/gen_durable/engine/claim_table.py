@@ -20,7 +20,7 @@ from gen_durable.engine.slots import Slots
 from gen_durable.engine.task_set import TaskSet
 from gen_durable.errors import SignalFault
 from gen_durable.escaping_loggers import get_escaping_logger
-from gen_durable.pg.faults import ConnectionLost, SqlError
+from gen_durable.pg.error_classifier import ConnectionLost, SqlError
 from gen_durable.pg.pool import Pool
 from gen_durable.signal_decoder_fingerprints import SignalDecoderFingerprints
 from gen_durable.step_registry import Registry

@@ -24,8 +24,8 @@ from gen_durable.engine.outcome_rejection import describe_fault, to_rejection
 from gen_durable.engine.slow_commit_connections import SlowCommitConnections
 from gen_durable.errors import OutcomeRejected
 from gen_durable.escaping_loggers import get_escaping_logger
-from gen_durable.pg.connection import PersistentConnection
-from gen_durable.pg.faults import ConnectionLost, FaultKind, SqlError, classify_error, describe_for_log
+from gen_durable.pg.error_classifier import ConnectionLost, FaultKind, SqlError, classify_error, describe_for_log
+from gen_durable.pg.persistent_connection import PersistentConnection
 from gen_durable.store.statements import StatementBuilder
 from gen_durable.store.types import Commit, FlushResult
 

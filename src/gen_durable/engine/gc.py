@@ -18,7 +18,7 @@ from typing import Final
 
 from gen_durable.core.background_task import BackgroundTask
 from gen_durable.engine.skipping_batch_runner import SkippingBatchRunner
-from gen_durable.pg.connection import PersistentConnection
+from gen_durable.pg.persistent_connection import PersistentConnection
 from gen_durable.retention import Retention
 from gen_durable.store.retention import RetentionStatementBuilder
 from gen_durable.store.statements import Statement, StatementBuilder

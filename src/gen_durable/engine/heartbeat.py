@@ -22,8 +22,8 @@ from gen_durable.engine.active_claim import ActiveClaim
 from gen_durable.engine.claim_table import ClaimTable
 from gen_durable.engine.loop_monitor import LoopMonitor
 from gen_durable.escaping_loggers import get_escaping_logger
-from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
-from gen_durable.pg.faults import ConnectionLost, FaultKind, SqlError, classify_error, describe_for_log
+from gen_durable.pg.error_classifier import ConnectionLost, FaultKind, SqlError, classify_error, describe_for_log
+from gen_durable.pg.persistent_connection import ConnectionTarget, PersistentConnection
 from gen_durable.printable_text import TextBlock
 from gen_durable.store.statements import StatementBuilder
 from gen_durable.telemetry import EventLoopBlocked, Events

@@ -12,7 +12,7 @@ from typing import Final
 
 from gen_durable.context import Child
 from gen_durable.encryption import PayloadEncryption
-from gen_durable.pg.connection import RunStatement
+from gen_durable.pg.persistent_connection import RunStatement
 from gen_durable.pg.pool import Pool
 from gen_durable.store.statements import StatementBuilder
 from gen_durable.store.types import Commit, FlushResult

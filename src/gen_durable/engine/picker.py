@@ -23,8 +23,8 @@ from gen_durable.engine.scan_positions import ScanPositions
 from gen_durable.engine.slots import Slots
 from gen_durable.engine.wakeup_budget import WakeupBudget
 from gen_durable.escaping_loggers import get_escaping_logger
-from gen_durable.pg.connection import PersistentConnection
-from gen_durable.pg.faults import SqlError, describe_for_log, is_caused_by_data
+from gen_durable.pg.error_classifier import SqlError, describe_for_log, is_caused_by_data
+from gen_durable.pg.persistent_connection import PersistentConnection
 from gen_durable.store.blocked_rows import merge_blocked_rows
 from gen_durable.store.statements import Statement, StatementBuilder
 from gen_durable.store.types import PickResult

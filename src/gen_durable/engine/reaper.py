@@ -17,7 +17,7 @@ from gen_durable.engine.crashed_row_slots import MIN_CRASHES, CrashedRowSlots
 from gen_durable.engine.dead_letter_hook import DeadLetterHook
 from gen_durable.engine.skipping_batch_runner import SkippingBatchRunner
 from gen_durable.escaping_loggers import get_escaping_logger
-from gen_durable.pg.connection import PersistentConnection
+from gen_durable.pg.persistent_connection import PersistentConnection
 from gen_durable.signal_decoder_fingerprints import SignalDecoderFingerprints
 from gen_durable.step_registry import Registry
 from gen_durable.store.signals import SignalStatementBuilder

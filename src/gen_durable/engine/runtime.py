@@ -38,7 +38,7 @@ from gen_durable.engine.task_set import TaskSet
 from gen_durable.engine.thread_pool import ThreadPool
 from gen_durable.engine.transactional_executor import TransactionalExecutor
 from gen_durable.escaping_loggers import get_escaping_logger
-from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
+from gen_durable.pg.persistent_connection import ConnectionTarget, PersistentConnection
 from gen_durable.signal_decoder_fingerprints import SignalDecoderFingerprints
 from gen_durable.step_registry import Registry
 from gen_durable.telemetry import QueueDrained

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
 from gen_durable.escaping_loggers import get_escaping_logger
-from gen_durable.pg.faults import FaultKind, SqlError, classify_error, describe_for_log, is_caused_by_data
+from gen_durable.pg.error_classifier import FaultKind, SqlError, classify_error, describe_for_log, is_caused_by_data
 
 log = get_escaping_logger("gen_durable.worker")
 T = TypeVar("T")

@@ -31,8 +31,15 @@ from gen_durable.engine.step_journal import StepJournal
 from gen_durable.errors import DatabaseUnavailable, InvalidOutcome, OutcomeRejected
 from gen_durable.escaping_loggers import get_escaping_logger
 from gen_durable.outcomes import describe_error
-from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
-from gen_durable.pg.faults import WRONG_ISOLATION, ConnectionLost, FaultKind, SqlError, classify_error, sqlstate
+from gen_durable.pg.error_classifier import (
+    WRONG_ISOLATION,
+    ConnectionLost,
+    FaultKind,
+    SqlError,
+    classify_error,
+    sqlstate_of,
+)
+from gen_durable.pg.persistent_connection import ConnectionTarget, PersistentConnection
 from gen_durable.pg.shared_transaction import SharedTransaction
 from gen_durable.step_registry import RunnableStep
 from gen_durable.step_services import StepTransaction
@@ -205,11 +212,14 @@ class TransactionalExecutor:
             try:
                 return await transaction.run_in_savepoint(work)
             except SqlError as error:
-                if sqlstate(error) == "25P02":
+                if sqlstate_of(error) == "25P02":
                     raise TransactionalStepRaised(_aborted_transaction_error(entry)) from error
                 # Another session holds a lock on the row. Bound the wait: that session may itself wait for the
                 # user's writes. A serialization failure and a wrong isolation level recur in the same transaction.
-                recurs = classify_error(error) is FaultKind.REFUSED or sqlstate(error) in ("40001", WRONG_ISOLATION)
+                recurs = classify_error(error) is FaultKind.REFUSED or sqlstate_of(error) in (
+                    "40001",
+                    WRONG_ISOLATION,
+                )
                 if retries_left == 0 or recurs:
                     rejection = to_rejection(commit, error)
                     raise (

@@ -19,10 +19,10 @@ from gen_durable.operations.start_or_update import follow_ups_of, start_or_updat
 from gen_durable.pg.caller_connection import (
     call_after_django_commit,
     call_at_sqlalchemy_commits,
-    run_async,
-    run_blocking,
+    run_on_async_connection,
+    run_on_blocking_connection,
 )
-from gen_durable.pg.faults import sqlstate, unwrap_driver_error
+from gen_durable.pg.error_classifier import sqlstate_of, unwrap_driver_error
 from gen_durable.pg.sqlstate_errors import to_library_error
 from gen_durable.starts import Start
 from gen_durable.store.caller_statements import CallerStatementBuilder
@@ -184,7 +184,7 @@ class TransactionCalls:
         connection: object,
         statements: CallStatements[T],
         operation: str,
-        run_statement: RunOnConnection = run_async,
+        run_statement: RunOnConnection = run_on_async_connection,
     ) -> T:
         answer: Any = None
         while True:
@@ -211,7 +211,7 @@ class TransactionCalls:
             return error
         # Not the text of a wrapped error: SQLAlchemy puts the statement and its parameters into it.
         original = unwrap_driver_error(error)
-        code = sqlstate(original)
+        code = sqlstate_of(original)
         if code is None:
             return DatabaseUnavailable(f"{operation}: your connection could not be used ({type(error).__name__})")
         if code == "25P02":
@@ -231,4 +231,4 @@ def check_notify(notify: Notify, connection: object) -> None:
 
 
 async def _run_without_suspending(connection: object, statement: Statement[Any]) -> Sequence[Row]:
-    return run_blocking(connection, statement)
+    return run_on_blocking_connection(connection, statement)

@@ -11,7 +11,7 @@ from gen_durable.encryption import ERROR, RESULT, PayloadEncryption
 from gen_durable.errors import DatabaseUnavailable, NotFound
 from gen_durable.instances import Cancelled, Ending, Failed, Finished, Pending, Status
 from gen_durable.json_codec import JsonCodec
-from gen_durable.pg.faults import ConnectionLost
+from gen_durable.pg.error_classifier import ConnectionLost
 from gen_durable.store.types import EndedInstance
 from gen_durable.validation import check_delay
 

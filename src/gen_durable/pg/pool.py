@@ -16,8 +16,8 @@ import asyncpg
 
 from gen_durable.backoff import GrowingPauses
 from gen_durable.errors import ConfigError
-from gen_durable.pg.connection import ConnectionTarget, PersistentConnection, has_unread_input
-from gen_durable.pg.faults import ConnectionLost, FaultKind, classify_error, to_connection_lost
+from gen_durable.pg.error_classifier import ConnectionLost, FaultKind, classify_error, to_connection_lost
+from gen_durable.pg.persistent_connection import ConnectionTarget, PersistentConnection, has_unread_input
 
 if TYPE_CHECKING:
     from gen_durable.store.statements import Statement

@@ -13,8 +13,8 @@ from typing import Final
 from gen_durable.client import Durable
 from gen_durable.core.services import services_of
 from gen_durable.errors import ConfigError
-from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
 from gen_durable.pg.migrate import migrate
+from gen_durable.pg.persistent_connection import ConnectionTarget, PersistentConnection
 from gen_durable.store.schema import Schema
 from gen_durable.store.statements import Statement
 

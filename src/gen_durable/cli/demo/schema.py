@@ -8,9 +8,9 @@ from __future__ import annotations
 from itertools import count
 from typing import Final
 
-from gen_durable.pg.connection import PersistentConnection
-from gen_durable.pg.installed_version import read_installed
+from gen_durable.pg.installed_schema import read_installed_schema
 from gen_durable.pg.migrate import migrate
+from gen_durable.pg.persistent_connection import PersistentConnection
 from gen_durable.store.schema import Schema
 from gen_durable.store.statements import Statement
 
@@ -19,7 +19,7 @@ _EXISTS: Final = "select exists (select from pg_catalog.pg_namespace where nspna
 
 async def create_schema_anew_or_set_old_aside(connection: PersistentConnection, schema: Schema) -> str | None:
     """Create the schema, empty and migrated. Returns the new name of a schema that was set aside, if there was one."""
-    installed = await read_installed(connection, schema)
+    installed = await read_installed_schema(connection, schema)
     renamed = None
     if installed.is_unreleased:
         renamed = await _find_free_schema_name(connection, schema)

@@ -10,9 +10,9 @@ import asyncpg
 import pytest
 from tests.support.hosts import Gating, Place, address_of, several
 
-from gen_durable.pg import connect as connect_module
-from gen_durable.pg.connect import ConnectionTarget, connect, connect_to_host
-from gen_durable.pg.dsn import Host, split_hosts
+from gen_durable.pg import multi_host_connector as connect_module
+from gen_durable.pg.dsn import Host, split_dsn_by_host
+from gen_durable.pg.multi_host_connector import ConnectionTarget, connect_to_first_usable_host, connect_to_host
 
 pytestmark = pytest.mark.direct("a connection through a pooler is opened twice")
 TURNS = 20
@@ -23,7 +23,7 @@ async def test_given_up_at_any_moment(silent: Place) -> None:
     """Cancelled between the socket's connection and the driver's first wait, the driver would leave an error behind."""
     complaints: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, told: complaints.append(told))
-    (host,) = split_hosts("postgresql://me@{}:{}/db".format(*silent)).hosts
+    (host,) = split_dsn_by_host("postgresql://me@{}:{}/db".format(*silent)).hosts
 
     async def give_up(turns: int) -> bool:
         dialling = asyncio.ensure_future(connect_to_host(host, ConnectionTarget(host.dsn), 5.0))
@@ -50,7 +50,7 @@ async def test_a_host_that_does_not_answer(silent: Place, option: str, default: 
     """The attempt ends after the timeout of the DSN, else after that of the engine."""
     target = ConnectionTarget("postgresql://me@{}:{}/db".format(*silent) + option, connect_timeout=default)
     with pytest.raises(TimeoutError, match=words):
-        await asyncio.wait_for(connect(target), 10)
+        await asyncio.wait_for(connect_to_first_usable_host(target), 10)
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ async def test_a_connection_that_comes_too_late_is_ended(
     """It may succeed between the timeout and the cancel."""
     monkeypatch.setattr(connect_module, "CANCEL_DELAY", 60.0)
     async with gated() as gate:
-        (host,) = split_hosts(several(dsn, gate.place)).hosts
+        (host,) = split_dsn_by_host(several(dsn, gate.place)).hosts
         gate.freeze()
         with pytest.raises(TimeoutError):
             await connect_to_host(host, ConnectionTarget(host.dsn), 0.05)
@@ -103,12 +103,12 @@ async def test_a_server_that_freezes_once_it_is_reached(
     """The first statements have a timeout too, and the connection does not stay open."""
     pooled, option = FREEZING[kind]
     async with gated() as gate, asyncio.timeout(10):
-        monkeypatch.setattr(connect_module, "_enable_keepalive", lambda _: gate.freeze())
+        monkeypatch.setattr(connect_module, "_enable_tcp_keepalive", lambda _: gate.freeze())
         target = ConnectionTarget(
             several(dsn, gate.place, more=option + "&connect_timeout=5"), pooled, connect_timeout=0.1
         )
         with pytest.raises(TimeoutError):
-            await connect(target)
+            await connect_to_first_usable_host(target)
         assert [connection.is_closed() for connection in opened] == [True]
 
 
@@ -126,7 +126,9 @@ async def test_of_several_hosts_each_has_its_timeout(
     monkeypatch.setattr(connect_module, "HOST_TIMEOUT", 0.1)
     monkeypatch.setattr(connect_module, "RETRY_PAUSE", 60.0)
     with pytest.raises(ConnectionError) as caught:
-        await asyncio.wait_for(connect(ConnectionTarget(several("postgresql://postgres@/postgres", dead, silent))), 10)
+        await asyncio.wait_for(
+            connect_to_first_usable_host(ConnectionTarget(several("postgresql://postgres@/postgres", dead, silent))), 10
+        )
     first, second = (f"{host}:{port}" for host, port in (dead, silent))
     assert str(caught.value).startswith(f"no usable host: {first}: ConnectionRefusedError: ")
     assert str(caught.value).endswith(f"; {second}: no answer")
@@ -141,7 +143,9 @@ async def test_hosts_are_not_tried_any_more_once_one_is_found(
     monkeypatch.setattr(connect_module, "RETRY_PAUSE", 0.01)
     async with gated() as gate:
         gate.freeze()
-        found = await connect(ConnectionTarget(several(dsn, dead, gate.place, address_of(dsn)), pooled=False))
+        found = await connect_to_first_usable_host(
+            ConnectionTarget(several(dsn, dead, gate.place, address_of(dsn)), pooled=False)
+        )
         assert [host.name.rpartition(":")[2] for host in found.other_hosts] == [str(dead[1]), str(gate.place[1])]
         gate.thaw()
         async with asyncio.timeout(10):

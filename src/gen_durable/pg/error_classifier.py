@@ -49,12 +49,12 @@ class ConnectionLost(Exception):
     @property
     def is_read_only(self) -> bool:
         """Whether the server refused to write."""
-        return sqlstate(self.cause) == READ_ONLY
+        return sqlstate_of(self.cause) == READ_ONLY
 
     @property
     def is_server_unusable(self) -> bool:
         """Whether the server itself reported a shutdown, or that it is read-only now."""
-        return sqlstate(self.cause) in _UNUSABLE_CODES
+        return sqlstate_of(self.cause) in _UNUSABLE_CODES
 
 
 READ_ONLY: Final = "25006"
@@ -82,16 +82,16 @@ def classify_error(error: BaseException) -> FaultKind:
 
 def is_caused_by_data(error: BaseException) -> bool:
     """Whether a row of the statement is at fault: its data are invalid, or too large for the server's memory."""
-    code = sqlstate(error) or ""
+    code = sqlstate_of(error) or ""
     return code[:2] in _DATA_CLASSES or code == "XX000"  # XX000: "invalid memory alloc request size"
 
 
 def to_connection_lost(error: Exception) -> ConnectionLost:
     """The `ConnectionLost` for a statement that was sent. A read-only server has certainly not executed it."""
-    return ConnectionLost(error, sent=sqlstate(error) != READ_ONLY)
+    return ConnectionLost(error, sent=sqlstate_of(error) != READ_ONLY)
 
 
-def sqlstate(error: BaseException) -> str | None:
+def sqlstate_of(error: BaseException) -> str | None:
     """The SQLSTATE of a server error of asyncpg or psycopg, or None for any other error."""
     code = getattr(error, "sqlstate", None)
     return code if isinstance(code, str) else None
@@ -99,7 +99,7 @@ def sqlstate(error: BaseException) -> str | None:
 
 def describe_for_log(error: BaseException) -> str:
     """The type and SQLSTATE of an error. Its message stays out of logs: it may quote a payload."""
-    code = sqlstate(error)
+    code = sqlstate_of(error)
     return type(error).__name__ if code is None else f"{type(error).__name__}, SQLSTATE {code}"
 
 
@@ -135,7 +135,7 @@ def message_of(error: BaseException) -> str:
 
 def unwrap_driver_error(error: BaseException) -> BaseException:
     """The driver's error inside a wrapper of SQLAlchemy or Django."""
-    while (inner := error.__cause__) is not None and sqlstate(inner) is not None:
+    while (inner := error.__cause__) is not None and sqlstate_of(inner) is not None:
         error = inner
     return error
 

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import asyncpg
 
 from gen_durable.escaping_loggers import get_escaping_logger
-from gen_durable.pg.connect import ConnectionTarget, HostConnection, connect
-from gen_durable.pg.dead_server_watchdog import Watchdog
-from gen_durable.pg.dsn import may_leak_password
-from gen_durable.pg.faults import ConnectionLost, FaultKind, classify_error, to_connection_lost
+from gen_durable.pg.dead_server_watchdog import DeadServerWatchdog
+from gen_durable.pg.dsn import may_password_be_in_other_parts
+from gen_durable.pg.error_classifier import ConnectionLost, FaultKind, classify_error, to_connection_lost
+from gen_durable.pg.multi_host_connector import ConnectionTarget, HostConnection, connect_to_first_usable_host
 
 if TYPE_CHECKING:
     from gen_durable.pg.dsn import Host
@@ -112,7 +112,7 @@ class PersistentConnection:
         """`with connection.watch_server():` around a driver's statement: cuts the connection if its server is dead."""
         if self._current is None:
             return nullcontext()
-        return Watchdog(self._current, self.target, self._remember_silent_host)
+        return DeadServerWatchdog(self._current, self.target, self._remember_silent_host)
 
     def _remember_silent_host(self, cut: HostConnection) -> None:
         self._silent_host = cut.host
@@ -160,15 +160,15 @@ class PersistentConnection:
 
     async def _connect(self) -> asyncpg.Connection[Any]:
         current = self._current
-        if current is not None and self._pid == os.getpid() and _is_usable(current):
+        if current is not None and self._pid == os.getpid() and _is_open_and_writable(current):
             return current.driver_connection
         if self._closed:
             raise ConnectionLost(RuntimeError("this Durable is closed"), sent=False)
         self.drop()
         try:
-            current = await connect(self.target, self._silent_host)
+            current = await connect_to_first_usable_host(self.target, self._silent_host)
         except Exception as error:
-            lost = ConnectionLost(error, sent=False, hides_cause=may_leak_password(self.target.dsn))
+            lost = ConnectionLost(error, sent=False, hides_cause=may_password_be_in_other_parts(self.target.dsn))
             raise lost from (None if lost.hides_cause else error)
         if self.is_closed:  # closed while it connected
             current.driver_connection.terminate()
@@ -190,7 +190,7 @@ def _convert_lost_connection_errors() -> Generator[None]:
         raise
 
 
-def _is_usable(current: HostConnection) -> bool:
+def _is_open_and_writable(current: HostConnection) -> bool:
     driver_connection = current.driver_connection
     if driver_connection.is_closed() or has_unread_input(driver_connection):
         return False

@@ -13,10 +13,10 @@ import psycopg
 import pytest
 from tests.support.hosts import Gating, Place, address_of, several
 
-from gen_durable.pg import connection as connection_module
-from gen_durable.pg.connect import HostConnection, connect
-from gen_durable.pg.connection import ConnectionTarget, PersistentConnection, RunStatement, has_unread_input
-from gen_durable.pg.faults import ConnectionLost
+from gen_durable.pg import persistent_connection as connection_module
+from gen_durable.pg.error_classifier import ConnectionLost
+from gen_durable.pg.multi_host_connector import HostConnection, connect_to_first_usable_host
+from gen_durable.pg.persistent_connection import ConnectionTarget, PersistentConnection, RunStatement, has_unread_input
 from gen_durable.store.statements import Statement
 
 pytestmark = pytest.mark.direct("the tests look at the server's own sessions")
@@ -155,11 +155,11 @@ async def test_a_session_opened_while_the_connection_was_closed_ends(dsn: str, m
     found: list[HostConnection] = []
 
     async def close_meanwhile(*arguments: Any) -> HostConnection:
-        found.append(await connect(*arguments))
+        found.append(await connect_to_first_usable_host(*arguments))
         connection.terminate()
         return found[0]
 
-    monkeypatch.setattr(connection_module, "connect", close_meanwhile)
+    monkeypatch.setattr(connection_module, "connect_to_first_usable_host", close_meanwhile)
     with pytest.raises(ConnectionLost, match="this Durable is closed"):
         await connection.connect()
     assert found[0].driver_connection.is_closed()
@@ -218,7 +218,7 @@ async def test_a_connection_that_cannot_be_used_is_terminated(dsn: str, monkeypa
     """Its session does not stay beside the new one."""
     async with opened(dsn) as connection:
         before = await connection.connect()
-        monkeypatch.setattr(connection_module, "_is_usable", lambda _: False)
+        monkeypatch.setattr(connection_module, "_is_open_and_writable", lambda _: False)
         assert await connection.connect() is not before
         assert before.is_closed()
 

@@ -8,7 +8,7 @@ import asyncpg
 import psycopg
 import pytest
 
-from gen_durable.pg.faults import (
+from gen_durable.pg.error_classifier import (
     ConnectionLost,
     FaultKind,
     classify_error,
@@ -16,7 +16,7 @@ from gen_durable.pg.faults import (
     detail_and_hint_of,
     is_caused_by_data,
     message_of,
-    sqlstate,
+    sqlstate_of,
     to_connection_lost,
     unwrap_driver_error,
 )
@@ -110,7 +110,7 @@ def test_a_description_has_type_and_sqlstate() -> None:
     assert describe_for_log(server_error("23505", "canary")) == "PostgresError, SQLSTATE 23505"
     assert describe_for_log(OSError("canary")) == "OSError"
     assert describe_for_log(Numbered("canary")) == "Numbered"
-    assert sqlstate(Numbered()) is None
+    assert sqlstate_of(Numbered()) is None
 
 
 RAISE = """
@@ -129,7 +129,7 @@ async def test_message_detail_and_hint_of_both_drivers(dsn: str) -> None:
     for error in (of_psycopg.value, of_asyncpg.value):
         assert message_of(error) == "primary"
         assert detail_and_hint_of(error) == ("detail", "hint")
-        assert sqlstate(error) == "GD001"
+        assert sqlstate_of(error) == "GD001"
     assert detail_and_hint_of(OSError()) == (None, None)
     assert message_of(OSError("reset")) == "reset"
 

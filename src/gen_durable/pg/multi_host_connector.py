@@ -19,7 +19,7 @@ from typing import Any, Final
 import asyncpg
 
 from gen_durable.escaping_loggers import get_escaping_logger
-from gen_durable.pg.dsn import VERIFY_FULL, Host, is_local_host, split_hosts
+from gen_durable.pg.dsn import VERIFY_FULL, Host, are_all_hosts_local, split_dsn_by_host
 from gen_durable.pg.session_settings import (
     ALLOW_WRITES,
     IS_READ_ONLY_ROLE,
@@ -66,9 +66,9 @@ class HostConnection:
     settings_script: str = ""
 
 
-async def connect(target: ConnectionTarget, avoid: Host | None = None) -> HostConnection:
+async def connect_to_first_usable_host(target: ConnectionTarget, avoid: Host | None = None) -> HostConnection:
     """Connect, with TCP keepalives and the engine's settings. The host `avoid` is tried after all others."""
-    dsn_hosts = split_hosts(target.dsn)
+    dsn_hosts = split_dsn_by_host(target.dsn)
     hosts = tuple(sorted(dsn_hosts.hosts, key=lambda host: host == avoid))
     if len(hosts) == 1:
         host = hosts[0]
@@ -76,14 +76,14 @@ async def connect(target: ConnectionTarget, avoid: Host | None = None) -> HostCo
     else:
         host, driver_connection = await _HostRace(hosts, target, dsn_hosts.timeout or HOST_TIMEOUT).connect_first()
     other_hosts = tuple(other for other in hosts if other is not host)
-    _enable_keepalive(driver_connection)
+    _enable_tcp_keepalive(driver_connection)
     pooled = target.pooled
     settings_script = transaction_settings_script(driver_connection.get_server_version().major)
     try:
         if pooled is None:
-            pooled = await _is_pooled(driver_connection, target.connect_timeout)
+            pooled = await _is_behind_pooler(driver_connection, target.connect_timeout)
         if not pooled:
-            settings_script = await _apply_settings(driver_connection, target.connect_timeout)
+            settings_script = await _apply_session_settings(driver_connection, target.connect_timeout)
     except BaseException:
         driver_connection.terminate()
         raise
@@ -92,7 +92,7 @@ async def connect(target: ConnectionTarget, avoid: Host | None = None) -> HostCo
     # This connection was opened with a statement cache: behind a pooler it would prepare a statement on one server
     # process and run it on another.
     driver_connection.terminate()
-    return await connect(replace(target, pooled=True), avoid)
+    return await connect_to_first_usable_host(replace(target, pooled=True), avoid)
 
 
 class _HostRace:
@@ -138,11 +138,13 @@ class _HostRace:
         raise ConnectionError("another host was found")
 
     def _summarize_errors(self) -> str:
-        causes = (f"{self._hosts[n].name}: {_describe_cause(error)}" for n, error in sorted(self._errors.items()))
+        causes = (
+            f"{self._hosts[n].name}: {_describe_connect_error(error)}" for n, error in sorted(self._errors.items())
+        )
         return f"no usable host: {'; '.join(causes)}"
 
 
-def _describe_cause(error: Exception) -> str:
+def _describe_connect_error(error: Exception) -> str:
     if isinstance(error, asyncpg.TargetServerAttributeNotMatched):
         return "the server is read-only"
     if isinstance(error, TimeoutError):
@@ -157,7 +159,7 @@ async def connect_to_host(host: Host, target: ConnectionTarget, timeout: float) 
             host.dsn,
             statement_cache_size=0 if target.pooled else 100,
             server_settings={"application_name": target.application_name},
-            ssl=VERIFY_FULL if target.requires_tls and not is_local_host(host.dsn, os.environ) else None,
+            ssl=VERIFY_FULL if target.requires_tls and not are_all_hosts_local(host.dsn, os.environ) else None,
         )
     )
     try:
@@ -180,7 +182,7 @@ def _terminate_late_connection(connecting: asyncio.Future[asyncpg.Connection[Any
         connecting.result().terminate()
 
 
-async def _apply_settings(driver_connection: asyncpg.Connection[Any], timeout: float) -> str:
+async def _apply_session_settings(driver_connection: asyncpg.Connection[Any], timeout: float) -> str:
     """Set what the engine relies on. Returns the script that does it."""
     settings_script = session_settings_script(driver_connection.get_server_version().major)
     # Postgres 14 and later report the setting, so only a session that is read-only costs a question.
@@ -192,7 +194,7 @@ async def _apply_settings(driver_connection: asyncpg.Connection[Any], timeout: f
     return settings_script
 
 
-async def _is_pooled(driver_connection: asyncpg.Connection[Any], timeout: float) -> bool:
+async def _is_behind_pooler(driver_connection: asyncpg.Connection[Any], timeout: float) -> bool:
     # Without parameters asyncpg prepares no statement; the command tag carries the row count.
     tag = await driver_connection.execute(
         f"select 1 where pg_catalog.pg_backend_pid() operator(pg_catalog.<>) {driver_connection.get_server_pid()}",
@@ -201,7 +203,7 @@ async def _is_pooled(driver_connection: asyncpg.Connection[Any], timeout: float)
     return tag != "SELECT 0"
 
 
-def _enable_keepalive(driver_connection: asyncpg.Connection[Any]) -> None:
+def _enable_tcp_keepalive(driver_connection: asyncpg.Connection[Any]) -> None:
     """Set TCP keepalives: asyncpg sets none, and would wait forever on a connection that was cut."""
     transport = getattr(driver_connection, "_transport", None)
     sock = transport.get_extra_info("socket") if transport is not None else None

@@ -1,7 +1,7 @@
 """Reads which version of gen_durable a schema holds, and refuses schemas that it must not touch.
 
-`migrate` and `check_schema` call it first. It only reads: the migrations table, and Postgres' catalogs, which every
-login may read.
+`migrate` and `check_schema_version` call it first. It only reads: the migrations table, and Postgres' catalogs, which
+every login may read.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from gen_durable.errors import SchemaConflict
-from gen_durable.pg.connection import PersistentConnection
+from gen_durable.pg.persistent_connection import PersistentConnection
 from gen_durable.pg.pool import Pool
 from gen_durable.store.schema import Schema, migrations
 from gen_durable.store.statements import Statement
@@ -49,7 +49,7 @@ class InstalledSchema:
             )
 
 
-async def read_installed(connection: PersistentConnection | Pool, schema: Schema) -> InstalledSchema:
+async def read_installed_schema(connection: PersistentConnection | Pool, schema: Schema) -> InstalledSchema:
     """What the schema holds."""
     has_migrations, has_old_table = await connection.run(Statement(_TABLES, (schema.name,), _first_row))
     if has_migrations:
