@@ -94,11 +94,11 @@ def start(directory: Path | None = None) -> EmbeddedServer:
         raise EmbeddedUnavailable("The embedded server runs on Linux and macOS only. Pass a DSN or set DATABASE_URL.")
     # Imported late: these need fcntl, which Windows lacks, and users there get the error above.
     from gen_durable.embedded import binaries, server_share, socket_directory
-    from gen_durable.embedded.layout import PORT, prepare_layout
+    from gen_durable.embedded.layout import PORT, create_layout_directory
 
     found = binaries.find_binaries()
-    layout = prepare_layout(Path.cwd() / ".gen_durable" if directory is None else directory)
-    dsn = f"postgresql://postgres@/postgres?host={socket_directory.ensure_connectable_directory(layout)}&port={PORT}"
+    layout = create_layout_directory(Path.cwd() / ".gen_durable" if directory is None else directory)
+    dsn = f"postgresql://postgres@/postgres?host={socket_directory.find_or_link_connectable_directory(layout)}&port={PORT}"
     server = EmbeddedServer(dsn=dsn, directory=layout.directory, _user=server_share.join_server(layout, found))
     logger.info("%s", server.data_location)
     return server

@@ -12,9 +12,9 @@ import httpcore
 import pytest
 from tests.support.webhooks import Names, Receiver, make_certificate, names, receiver
 
-from gen_durable.contrib import webhook_poster
+from gen_durable.contrib import webhook_public_address_poster
 from gen_durable.contrib.webhook_input import Delivery, check_and_parse_delivery
-from gen_durable.contrib.webhook_poster import (
+from gen_durable.contrib.webhook_public_address_poster import (
     AddressCheckingBackend,
     AddressRefused,
     is_public_address,
@@ -83,7 +83,7 @@ async def test_no_spelling_of_loopback_is_connected_to(host: str, names: Names) 
 
 def treat_as_public(monkeypatch: pytest.MonkeyPatch, *public: str) -> None:
     """Tests send nothing to public addresses: some of loopback stand for them."""
-    monkeypatch.setattr(webhook_poster, "is_public_address", lambda address: str(address) in public)
+    monkeypatch.setattr(webhook_public_address_poster, "is_public_address", lambda address: str(address) in public)
 
 
 @pytest.mark.parametrize("addresses", [["127.0.0.1", "127.0.0.2"], ["127.0.0.2", "127.0.0.1"]])

@@ -21,13 +21,13 @@ _NAME = "gen_durable"
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
+class PostgresAccount:
     """An unprivileged user and its group, by number: the number may have no name on this machine."""
 
     uid: int
     gid: int
 
-    def can_run(self, program: Path) -> bool:
+    def can_run_program(self, program: Path) -> bool:
         """Whether the account can reach, load and start the program."""
         try:
             done = subprocess.run(  # noqa: S603  # a program of the wheel
@@ -44,24 +44,24 @@ class Account:
         return done.returncode == 0
 
 
-def choose_account(layout: Layout) -> Account | None:
+def choose_account(layout: Layout) -> PostgresAccount | None:
     """The account for the data of `layout`, or None if this process is not root and runs Postgres itself."""
     if os.geteuid() != 0:
         return None
     if layout.data.exists() and (owner := layout.data.lstat()).st_uid != 0:
-        return Account(owner.st_uid, owner.st_gid)
-    return _find_account(_NAME) or _create_account() or _find_account("nobody")
+        return PostgresAccount(owner.st_uid, owner.st_gid)
+    return _find_account_by_name(_NAME) or _create_system_account() or _find_account_by_name("nobody")
 
 
-def _find_account(name: str) -> Account | None:
+def _find_account_by_name(name: str) -> PostgresAccount | None:
     try:
         entry = pwd.getpwnam(name)
     except KeyError:
         return None
-    return Account(entry.pw_uid, entry.pw_gid)
+    return PostgresAccount(entry.pw_uid, entry.pw_gid)
 
 
-def _create_account() -> Account | None:
+def _create_system_account() -> PostgresAccount | None:
     shell = "/usr/sbin/nologin"
     commands = (
         ["useradd", "--system", "--no-create-home", "--home-dir", "/nonexistent", "--shell", shell, _NAME],
@@ -71,6 +71,6 @@ def _create_account() -> Account | None:
         if shutil.which(command[0]) is not None:
             subprocess.run(command, check=False, capture_output=True)  # noqa: S603  # fixed arguments
             # Look at the result, not the exit code: another supervisor may have created it a moment ago.
-            if (account := _find_account(_NAME)) is not None:
+            if (account := _find_account_by_name(_NAME)) is not None:
                 return account
     return None
