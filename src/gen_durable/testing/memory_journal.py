@@ -33,7 +33,9 @@ class MemoryJournal:
 
     def __init__(self, checkpoint: object, finished: Mapping[str, object]) -> None:
         stored = StoredJournal(
-            None if checkpoint is NO_CHECKPOINT else (CHECKPOINT_FORMAT, 1, _encode_raw(checkpoint, "a checkpoint")),
+            None
+            if checkpoint is NO_CHECKPOINT
+            else (CHECKPOINT_FORMAT, 1, _encode_as_raw_json(checkpoint, "a checkpoint")),
             [
                 (n, name, True, encode_json(result, name).decode())
                 for n, (name, result) in enumerate(finished.items(), start=1)
@@ -75,5 +77,5 @@ def _run_journal_action(action: Action) -> Any:
     return action.fn(*action.args) if isinstance(action, CallActivity) else True
 
 
-def _encode_raw(value: object, what: str) -> msgspec.Raw:
+def _encode_as_raw_json(value: object, what: str) -> msgspec.Raw:
     return msgspec.Raw(encode_json(value, what))

@@ -25,14 +25,14 @@ PREFIX: Final = "gd_test_"
 @asynccontextmanager
 async def throw_away_schema(dsn: str) -> AsyncGenerator[str]:
     """A fresh, migrated schema, dropped at the end with its content: `Durable(dsn, schema=name)`."""
-    name = await make_schema(dsn)
+    name = await create_throw_away_schema(dsn)
     try:
         yield name
     finally:
-        await drop_schema(dsn, name)
+        await drop_throw_away_schema(dsn, name)
 
 
-async def make_schema(dsn: str) -> str:
+async def create_throw_away_schema(dsn: str) -> str:
     """Create, migrate and mark a schema. Returns its name."""
     schema = Schema(f"{PREFIX}{uuid.uuid4().hex[:16]}")
     connection = PersistentConnection(ConnectionTarget(dsn))
@@ -47,12 +47,12 @@ async def make_schema(dsn: str) -> str:
     return schema.name
 
 
-async def drop_schema(dsn: str, name: str) -> None:
+async def drop_throw_away_schema(dsn: str, name: str) -> None:
     """Drop a schema, if it was created for a test."""
     schema = Schema(name)
     connection = PersistentConnection(ConnectionTarget(dsn))
     try:
-        if await connection.run(_mark_statement(schema)) == MARK:
+        if await connection.run(_read_mark_statement(schema)) == MARK:
             await connection.run_script(
                 schema.render("set local synchronous_commit = off; drop schema @schema cascade")
             )
@@ -63,14 +63,14 @@ async def drop_schema(dsn: str, name: str) -> None:
 async def check_throw_away_schema(app: Durable) -> None:
     """Raise `ConfigError` unless the schema was created for a test."""
     schema = services_of(app).statements.schema
-    if await services_of(app).pool.run(_mark_statement(schema)) != MARK:
+    if await services_of(app).pool.run(_read_mark_statement(schema)) != MARK:
         raise ConfigError(
             f"Schema {schema.name!r} was not created for tests. A harness runs everything that is due in its schema "
             "and shifts the time of every row. Use the fixture durable_harness, or throw_away_schema(dsn)."
         )
 
 
-def _mark_statement(schema: Schema) -> Statement[str | None]:
+def _read_mark_statement(schema: Schema) -> Statement[str | None]:
     return Statement(
         "select obj_description(to_regnamespace($1)::oid, 'pg_namespace')",
         (f'"{schema.name}"',),

@@ -61,7 +61,7 @@ def make_context(
     """
     spec = to_step_spec(step, "make_context")
     waited_for = list(awaited)
-    came = _number_signals([*waited_for, *inbox])
+    came = _with_ids_and_times([*waited_for, *inbox])
     return Context(
         id=id,
         machine=spec.machine.name,
@@ -85,7 +85,7 @@ def make_context(
     )
 
 
-def _number_signals(signals: Iterable[Received]) -> tuple[Received, ...]:
+def _with_ids_and_times(signals: Iterable[Received]) -> tuple[Received, ...]:
     """Signals with the ids and times that a database gives them."""
     return tuple(
         dataclasses.replace(signal, id=n, inserted_at=FIRST_SIGNAL_AT + timedelta(seconds=n))

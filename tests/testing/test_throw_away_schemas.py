@@ -9,7 +9,7 @@ from gen_durable import Durable, job
 from gen_durable.core.services import services_of
 from gen_durable.errors import ConfigError
 from gen_durable.testing import Harness, throw_away_schema
-from gen_durable.testing.schema import drop_schema
+from gen_durable.testing.throw_away_schemas import drop_throw_away_schema
 
 
 @job
@@ -42,7 +42,7 @@ async def test_a_harness_refuses_a_schema_that_was_not_made_for_tests(gen_durabl
 
 
 async def test_a_schema_that_was_not_made_for_tests_is_not_dropped(gen_durable_dsn: str, schema: str) -> None:
-    await drop_schema(gen_durable_dsn, schema)
+    await drop_throw_away_schema(gen_durable_dsn, schema)
     assert await _exists(gen_durable_dsn, schema)
 
 
