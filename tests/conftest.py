@@ -23,7 +23,7 @@ from tests.support import type_cache
 from tests.support.length import LONG
 from tests.support.schemas import Schemas
 
-from gen_durable.pg.migrate import library_version
+from gen_durable.pg.migrate import library_schema_version
 from gen_durable.store import schema as schema_files
 
 pytest_plugins = ["tests.support.background_errors"]
@@ -127,7 +127,7 @@ def later_version(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: p
         request.getfixturevalue("schema")  # it must be made before, by the present release
     sql = Path(str(schema_files._SQL.joinpath("migrations"))).parent
     shutil.copytree(sql, tmp_path / "sql")
-    version = library_version(schema_files.Schema()) + 1
+    version = library_schema_version(schema_files.Schema()) + 1
     (tmp_path / f"sql/migrations/{version:04}_later.sql").write_text("create table @schema.later (id int);\n")
     monkeypatch.setattr(schema_files, "_SQL", tmp_path / "sql")
     return version

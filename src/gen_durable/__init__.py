@@ -6,7 +6,6 @@ The names that users type every day. Errors are in `gen_durable.errors`; the typ
 
 from gen_durable.backoff import backoff
 from gen_durable.client import Durable
-from gen_durable.config import Queue
 from gen_durable.context import Child, Context
 from gen_durable.durations import Duration
 from gen_durable.handles import Handle
@@ -22,6 +21,7 @@ from gen_durable.starts import Start
 from gen_durable.sync import SyncDurable
 from gen_durable.sync_handles import SyncHandle
 from gen_durable.worker import Worker
+from gen_durable.worker_options import Queue
 
 __all__ = [
     "Abort",

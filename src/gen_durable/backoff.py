@@ -22,7 +22,7 @@ def backoff(attempt: int, *, base: Duration = 1, cap: Duration = 900, jitter: fl
     return timedelta(seconds=seconds * (1 + random.uniform(0, jitter)))
 
 
-class Pauses:
+class GrowingPauses:
     """Growing pauses for one retry loop: `first` seconds, then twice the last one, up to `longest`.
 
     With `jitter`, each pause is shortened at random by up to that share of it, so that many clients do not retry in
@@ -37,7 +37,7 @@ class Pauses:
         self._jitter = jitter
         self._next = first
 
-    def next(self) -> float:
+    def next_seconds(self) -> float:
         """The seconds to sleep now; the following call returns up to twice as many."""
         pause = self._next
         self._next = min(pause * 2, self._longest)

@@ -15,7 +15,7 @@ from typing import Any, Literal, Self, TypeVar, cast, overload
 from typing_extensions import Unpack
 
 from gen_durable.core.services import Services
-from gen_durable.database import Database
+from gen_durable.database_connections import DatabaseConnections
 from gen_durable.durations import Duration
 from gen_durable.encryption import PayloadCodec, PayloadEncryption
 from gen_durable.handles import Handle, handles_of, parse_target
@@ -77,7 +77,7 @@ class Durable(InstanceAdminOperations, SignalAdminOperations, SignalAndDebounceM
         `codec` encrypts states, results, signals, errors and the journal, for workers too. Unencrypted payloads are
         then refused, unless `read_unencrypted=True` (docs/howto/encrypt.md).
         """
-        database = Database(
+        database = DatabaseConnections(
             dsn,
             pool,
             Schema(schema),

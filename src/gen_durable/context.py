@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast, overload
 
 import msgspec
 
-from gen_durable.codec import codec_for, decode_payload
 from gen_durable.errors import InputError, TooLarge
 from gen_durable.instances import Status
+from gen_durable.json_codec import decode_untyped_payload, make_json_codec
 from gen_durable.limits import Limit
 from gen_durable.retry_policy import RetryPolicy
-from gen_durable.signals import Received, Signal, decode_signals
+from gen_durable.signals import Received, Signal, decode_signal_payloads
 from gen_durable.step_services import (
     JournalService,
     LimitContext,
@@ -61,12 +61,12 @@ class Child:
     @property
     def state(self) -> Any:
         """The last state as plain JSON values."""
-        return decode_payload(self.raw_state)
+        return decode_untyped_payload(self.raw_state)
 
     @property
     def result(self) -> Any:
         """The result as plain JSON values; `Context.results` gives it typed."""
-        return None if self.raw_result is None else decode_payload(self.raw_result)
+        return None if self.raw_result is None else decode_untyped_payload(self.raw_result)
 
     def __repr__(self) -> str:
         return f"Child(id={self.id}, machine={self.machine!r}, status={self.status.value!r})"
@@ -109,7 +109,7 @@ class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True, gc
         """
         if self._transaction is None:
             raise InputError("ctx.connection is for steps with @step(transactional=True), and not for on_error")
-        return self._transaction.connection()
+        return self._transaction.take_connection_and_forbid_journal()
 
     @property
     def children(self) -> tuple[Child, ...]:
@@ -147,7 +147,7 @@ class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True, gc
         taken = self._taken_ids()
         for received in self.awaited:
             if received.name == signal.name and received.id not in taken:
-                (payload,) = decode_signals(signal, [received])
+                (payload,) = decode_signal_payloads(signal, [received])
                 taken.append(received.id)
                 return payload
         return None
@@ -156,7 +156,7 @@ class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True, gc
         """Take all awaited signals of this name, oldest first, and return their payloads; see `take`."""
         taken = self._taken_ids()
         left = [r for r in self.awaited if r.name == signal.name and r.id not in taken]
-        payloads = decode_signals(signal, left)
+        payloads = decode_signal_payloads(signal, left)
         taken += [received.id for received in left]
         return payloads
 
@@ -230,12 +230,12 @@ class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True, gc
     def last_checkpoint(self) -> Any:
         """The newest checkpoint of this visit as plain JSON values; None if there is none."""
         raw = self._step_journal.checkpoint
-        return None if raw is None else decode_payload(raw)
+        return None if raw is None else decode_untyped_payload(raw)
 
     def checkpoint_as(self, type_: type[T]) -> T | None:
         """The newest checkpoint of this visit, typed; None if there is none."""
         raw = self._step_journal.checkpoint
-        return None if raw is None else cast(T, codec_for(type_, "a checkpoint").decode(raw))
+        return None if raw is None else cast(T, make_json_codec(type_, "a checkpoint").decode(raw))
 
     async def checkpoint(self, value: object) -> None:
         """Store a value for the next execution of this step, in case this one does not finish.

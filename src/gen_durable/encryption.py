@@ -15,11 +15,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Protocol, runtime_checkable
 
-from gen_durable.codec import ENCRYPTED_PREFIX, UnreadablePayload, is_encrypted
 from gen_durable.context import Child
 from gen_durable.errors import CodecUnavailable, ConfigError, DecodeError, EncodeError, SignalFault
 from gen_durable.instances import Instance
 from gen_durable.journal import Activity, Checkpoint, Progress, Transition
+from gen_durable.json_codec import ENCRYPTED_PREFIX, UnreadablePayload, is_encrypted_json
 from gen_durable.signals import Received
 
 RESULT: Final = "result"
@@ -96,7 +96,7 @@ class PayloadEncryption:
     def decrypt(self, json: str | bytes, instance: int, field: str) -> str:
         """Decrypt JSON. Raises `DecodeError`, also for clear text unless `read_unencrypted` allows it."""
         text = json if isinstance(json, str) else json.decode()
-        if is_encrypted(text):
+        if is_encrypted_json(text):
             return self._open_envelope(text[1:-1], PayloadContext(self._schema, instance, field))
         if self._clear:
             return text
@@ -108,14 +108,14 @@ class PayloadEncryption:
 
     def is_envelope(self, text: str) -> bool:
         """Whether JSON or text is an envelope."""
-        return text.startswith(ENCRYPTED_PREFIX) or is_encrypted(text)
+        return text.startswith(ENCRYPTED_PREFIX) or is_encrypted_json(text)
 
-    def encrypt_again(self, stored: str, instance: int, field: str) -> str | None:
+    def reencrypt_unless_current(self, stored: str, instance: int, field: str) -> str | None:
         """An envelope, JSON or text, made anew; None if the codec says that it is current. Raises `DecodeError`.
 
         A codec without `is_current` makes every envelope anew.
         """
-        quote = '"' if is_encrypted(stored) else ""
+        quote = '"' if is_encrypted_json(stored) else ""
         envelope = stored.strip('"')
         is_current = getattr(self._codec, "is_current", None)
         context = PayloadContext(self._schema, instance, field)

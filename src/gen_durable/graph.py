@@ -14,15 +14,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias, cast
 
-from gen_durable.function_source import (
-    FunctionScope,
-    find_argument,
-    parse_function,
-    short_source,
-    walk_outside_nested_code,
-)
 from gen_durable.machines import Machine, MachineSpec, StepSpec
 from gen_durable.outcomes import Await, Done, Fail, Next, Retry, ScheduleChildren
+from gen_durable.parsed_function import (
+    ParsedFunction,
+    find_call_argument,
+    make_source_excerpt,
+    parse_function,
+    walk_outside_nested_code,
+)
 from gen_durable.retry_policy import RetryPolicy
 from gen_durable.signals import Signal
 from gen_durable.starts import Start
@@ -106,7 +106,7 @@ class Graph:
                 found.append(f"step {node!r} has no outcome that can be found")
             elif all(edge.target == node for edge in out):
                 found.append(f"step {node!r} never ends: it can only run again")
-        unseen = [node for node in self.nodes if node not in self._reached_steps()]
+        unseen = [node for node in self.nodes if node not in self._find_reachable_steps()]
         doubt = "" if all(edge.target != UNKNOWN for edge in self.edges) else ", or if an unknown edge leads there"
         found += [
             f"step {node!r} is not reached from {self.nodes[0]!r}: fine if instances are inserted there{doubt}"
@@ -114,7 +114,7 @@ class Graph:
         ]
         return found
 
-    def _reached_steps(self) -> set[str]:
+    def _find_reachable_steps(self) -> set[str]:
         reached: set[str] = set()
         due = [*self.nodes[:1], *(edge.target for edge in self.edges if edge.source == EVERY)]
         while due:
@@ -139,16 +139,16 @@ def graph(machine: type[Machine] | Machine | MachineSpec) -> Graph:
         else:
             edges += _EdgeReader(spec, cls, step.name, step.name).read_edges(step.fn)
         if not _is_job(step) and step.retry is not None:
-            edges += _policy_edges(step, step.retry)
+            edges += _retry_policy_edges(step, step.retry)
     if cls is not None and cls.on_error is Machine.on_error:
         edges += _default_error_edges(spec)
     elif cls is not None:
         read = _EdgeReader(spec, cls, EVERY, EVERY).read_edges(cast(Any, cls.on_error))
-        edges += [edge if edge.kind == "unknown" else _to_error_edge(edge) for edge in read]
+        edges += [edge if edge.kind == "unknown" else _relabel_as_error_edge(edge) for edge in read]
     return Graph(spec.name, spec.version, tuple(spec.steps), tuple(dict.fromkeys(edges)))
 
 
-def _policy_edges(step: StepSpec, policy: RetryPolicy) -> Iterator[Edge]:
+def _retry_policy_edges(step: StepSpec, policy: RetryPolicy) -> Iterator[Edge]:
     """The edges of a policy that the step or its machine names."""
     if policy.attempts != 1:
         yield Edge(step.name, step.name, "error", "retry")
@@ -176,33 +176,33 @@ class _EdgeReader:
 
     def read_edges(self, function: Callable[..., Any]) -> Iterator[Edge]:
         if not isinstance(function, types.FunctionType):
-            yield self._unknown_edge(f"{type(function).__name__} has no source")
+            yield self._make_unknown_edge(f"{type(function).__name__} has no source")
             return
         if function.__code__ in self._seen:
             return
         self._seen.add(function.__code__)
         code = parse_function(function)
         if code is None:
-            yield self._unknown_edge("its source cannot be read")
+            yield self._make_unknown_edge("its source cannot be read")
             return
-        scope = FunctionScope(function, code)
+        scope = ParsedFunction(function, code)
         for node in walk_outside_nested_code(code.body):
             if isinstance(node, ast.Call):
-                yield from self._read_call(node, scope)
+                yield from self._read_edges_of_call(node, scope)
             elif isinstance(node, ast.Return) and node.value is not None:
-                yield from self._find_unknown_returns(node.value, scope)
+                yield from self._make_edges_of_unknown_returns(node.value, scope)
 
-    def _read_call(self, call: ast.Call, scope: FunctionScope) -> Iterator[Edge]:
+    def _read_edges_of_call(self, call: ast.Call, scope: ParsedFunction) -> Iterator[Edge]:
         """The edges of a call that creates an outcome, or that calls a method of the machine."""
-        made = scope.outcome_type_of(call.func)
+        made = scope.find_created_outcome_type(call.func)
         if made is not None:
-            yield from self._read_outcome_call(made, call, scope)
+            yield from self._read_edges_of_outcome(made, call, scope)
             return
         method = self._find_method(call.func, scope)
         if method is not None:
             yield from self.read_edges(method)
 
-    def _read_outcome_call(self, made: type, call: ast.Call, scope: FunctionScope) -> Iterator[Edge]:
+    def _read_edges_of_outcome(self, made: type, call: ast.Call, scope: ParsedFunction) -> Iterator[Edge]:
         if made is Done:
             yield Edge(self._source, None, "done")
         elif made is Fail:
@@ -210,33 +210,35 @@ class _EdgeReader:
         elif made is Retry:
             yield Edge(self._source, self._itself, "retry")
         elif made is Next:
-            for target in self._target_steps(find_argument(call, 0, "step"), scope):
+            for target in self._target_steps(find_call_argument(call, 0, "step"), scope):
                 yield Edge(self._source, target, "next")
         elif made is Await:
-            then = find_argument(call, None, "then")
+            then = find_call_argument(call, None, "then")
             label = _await_label(call, scope)
             for target in self._target_steps(then, scope) if then is not None else [self._itself]:
                 yield Edge(self._source, target, "await", label)
         elif made is ScheduleChildren:
-            label = _children_label(find_argument(call, 0, "children"), scope)
-            for target in self._target_steps(find_argument(call, None, "then"), scope):
+            label = _children_label(find_call_argument(call, 0, "children"), scope)
+            for target in self._target_steps(find_call_argument(call, None, "then"), scope):
                 yield Edge(self._source, target, "children", label)
 
-    def _find_unknown_returns(self, value: ast.expr, scope: FunctionScope) -> Iterator[Edge]:
+    def _make_edges_of_unknown_returns(self, value: ast.expr, scope: ParsedFunction) -> Iterator[Edge]:
         """An unknown edge for each returned value that is neither an outcome nor the result of a known method."""
-        for part in scope.possible_expressions(value):
+        for part in scope.list_possible_expressions(value):
             bare = part.value if isinstance(part, ast.Await) else part
-            if isinstance(bare, ast.Call) and (scope.outcome_type_of(bare.func) or self._find_method(bare.func, scope)):
+            if isinstance(bare, ast.Call) and (
+                scope.find_created_outcome_type(bare.func) or self._find_method(bare.func, scope)
+            ):
                 continue
-            yield self._unknown_edge(f"the outcome of {short_source(bare)} cannot be found")
+            yield self._make_unknown_edge(f"the outcome of {make_source_excerpt(bare)} cannot be found")
 
-    def _target_steps(self, expression: ast.expr | None, scope: FunctionScope) -> list[str]:
+    def _target_steps(self, expression: ast.expr | None, scope: ParsedFunction) -> list[str]:
         """The steps that an expression can refer to: `self.x`, a conditional of these, or a variable."""
         if expression is None:
             return [UNKNOWN]
         names = [
             self._stored_step_name(c.attr) if scope.is_self_attribute(c) else UNKNOWN
-            for c in scope.possible_expressions(expression)
+            for c in scope.list_possible_expressions(expression)
         ]
         return list(dict.fromkeys(names))
 
@@ -247,7 +249,7 @@ class _EdgeReader:
             return mine.name if isinstance(mine, StepSpec) else attribute
         return next((s.name for s in self._spec.steps.values() if s.fn.__name__ == attribute), attribute)
 
-    def _find_method(self, called: ast.expr, scope: FunctionScope) -> types.FunctionType | None:
+    def _find_method(self, called: ast.expr, scope: ParsedFunction) -> types.FunctionType | None:
         """The method behind `self.x` or `super().x`."""
         if not isinstance(called, ast.Attribute) or self._cls is None:
             return None
@@ -259,14 +261,14 @@ class _EdgeReader:
             return None
         return found if isinstance(found, types.FunctionType) else None
 
-    def _unknown_edge(self, why: str) -> Edge:
+    def _make_unknown_edge(self, why: str) -> Edge:
         return Edge(self._source, UNKNOWN, "unknown", why)
 
 
 _TITLES: Final = {EVERY: "on error, in every step", UNKNOWN: "unknown"}
 
 
-def _to_error_edge(edge: Edge) -> Edge:
+def _relabel_as_error_edge(edge: Edge) -> Edge:
     return Edge(edge.source, edge.target, "error", f"{edge.kind} {edge.label}".rstrip())
 
 
@@ -293,8 +295,8 @@ def _find_super_method(cls: type, attribute: str, function: types.FunctionType) 
     return later[0] if later else None
 
 
-def _await_label(call: ast.Call, scope: FunctionScope) -> str:
-    signals = find_argument(call, 0, "signals")
+def _await_label(call: ast.Call, scope: ParsedFunction) -> str:
+    signals = find_call_argument(call, 0, "signals")
     several = signals.elts if isinstance(signals, (ast.Set, ast.List, ast.Tuple)) else [signals]
     names: list[str] = []
     for one in several:
@@ -303,33 +305,33 @@ def _await_label(call: ast.Call, scope: FunctionScope) -> str:
             names.append(meant.name)
         elif isinstance(one, (ast.Name, ast.Attribute)):
             names.append(ast.unparse(one))
-    timeout = find_argument(call, None, "timeout")
+    timeout = find_call_argument(call, None, "timeout")
     if timeout is not None and not (isinstance(timeout, ast.Constant) and timeout.value is None):
         names.append("timeout")
     return " or ".join(names)
 
 
-def _children_label(children: ast.expr | None, scope: FunctionScope) -> str:
+def _children_label(children: ast.expr | None, scope: ParsedFunction) -> str:
     """The started steps, found in the argument, in the values of its variable, or in the whole function."""
-    near = list(scope.possible_expressions(children)) if children is not None else []
+    near = list(scope.list_possible_expressions(children)) if children is not None else []
     for nodes in (near, scope.body):
         calls = [n for n in walk_outside_nested_code(nodes) if isinstance(n, ast.Call) and _is_start_call(n, scope)]
-        names = [_started_step_name(find_argument(call, 0, "step"), scope) for call in calls]
+        names = [_started_step_name(find_call_argument(call, 0, "step"), scope) for call in calls]
         if names:
             return ", ".join(dict.fromkeys(names))
     return ""
 
 
-def _is_start_call(call: ast.Call, scope: FunctionScope) -> bool:
+def _is_start_call(call: ast.Call, scope: ParsedFunction) -> bool:
     meant = scope.resolve_name(call.func)
     return meant is Start or (meant is None and isinstance(call.func, ast.Name) and call.func.id == "Start")
 
 
-def _started_step_name(step: ast.expr | None, scope: FunctionScope) -> str:
+def _started_step_name(step: ast.expr | None, scope: ParsedFunction) -> str:
     spec = getattr(scope.resolve_name(step), "__gen_durable_step__", None) if step is not None else None
     if isinstance(spec, StepSpec):
         return spec.machine.name if _is_job(spec) else spec.label
-    return short_source(step) if step is not None else UNKNOWN
+    return make_source_excerpt(step) if step is not None else UNKNOWN
 
 
 def _escape_for_mermaid(text: str) -> str:

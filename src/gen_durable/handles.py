@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, assert_never, cast, overload
 
-from gen_durable.codec import Codec
 from gen_durable.core.services import Services, services_of
 from gen_durable.durations import Duration
 from gen_durable.errors import InputError, InstanceCancelled, InstanceFailed, WaitTimeout
 from gen_durable.instances import Cancellation, Cancelled, Ending, Failed, Finished, Instance, Pending
+from gen_durable.json_codec import JsonCodec
 from gen_durable.operations.wait import wait
 from gen_durable.signals import Signal
 from gen_durable.starts import Start
@@ -38,7 +38,7 @@ class Handle(Generic[R]):
 
     app: Durable
     target: int | bytes
-    codec: Codec[R]
+    codec: JsonCodec[R]
     machine: str | None = None
     # When this process inserted it, on the monotonic clock: `wait` polls a new instance later.
     _inserted_at: float = field(default=-math.inf, compare=False, repr=False)

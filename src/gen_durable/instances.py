@@ -7,8 +7,8 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
-from gen_durable.codec import decode_payload, decode_plain
 from gen_durable.errors import InputError
+from gen_durable.json_codec import decode_untyped_json, decode_untyped_payload
 
 R_co = TypeVar("R_co", covariant=True)
 
@@ -89,12 +89,12 @@ class Instance:
         """The state as plain JSON values. Raises `InputError` if the instance was listed without payloads."""
         if self.raw_state is None:
             raise InputError(f"instance {self.id} was listed without its state: list(payloads=True), or get({self.id})")
-        return decode_payload(self.raw_state)
+        return decode_untyped_payload(self.raw_state)
 
     @property
     def result(self) -> Any:
         """The result as plain JSON values; None unless done."""
-        return None if self.raw_result is None else decode_payload(self.raw_result)
+        return None if self.raw_result is None else decode_untyped_payload(self.raw_result)
 
     @property
     def has_previous_error(self) -> bool:
@@ -105,7 +105,7 @@ class Instance:
     @property
     def metadata(self) -> dict[str, Any]:
         """The metadata that was passed on insert."""
-        return {} if self.raw_metadata is None else decode_plain(self.raw_metadata)
+        return {} if self.raw_metadata is None else decode_untyped_json(self.raw_metadata)
 
     def __repr__(self) -> str:
         return f"Instance(id={self.id}, {self.machine}.{self.step}, {self.status.value})"

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from gen_durable.instances import Status
-from gen_durable.pg.connection import PersistentConnection, RunStatement
-from gen_durable.pg.installed_version import read_role_prefix
+from gen_durable.pg.installed_schema import read_role_prefix
+from gen_durable.pg.persistent_connection import PersistentConnection, RunStatement
 from gen_durable.store.row_decoder import decode_status
 from gen_durable.store.schema import Schema, checks
 from gen_durable.store.statements import Statement

@@ -20,11 +20,11 @@ from gen_durable.limits import StepLimit
 from gen_durable.machines import (
     MachineSpec,
     StepSpec,
-    check_retention,
     check_step_limit,
     check_version,
     require_async_function,
-    resolve_hints,
+    resolve_type_hints,
+    to_declared_retention,
 )
 from gen_durable.retention import MachineRetention
 from gen_durable.retry_policy import DEFAULT_POLICY, RetryPolicy, check_retry_policy
@@ -169,7 +169,7 @@ def job(
             raise DefinitionError(f"@job decorates a function, got {type(function).__name__}: put @job outermost")
         label = check_name(function.__name__ if name is None else name, "a job's name", DefinitionError)
         check_name(queue, f"the queue of job {label!r}", DefinitionError)
-        _check_job_policy(retry, f"the retry of job {label!r}")
+        _check_job_retry_policy(retry, f"the retry of job {label!r}")
         check_version(version, f"job {label!r}")
         check_history_option(history, f"job {label!r}")
         check_history_keep(history_keep, f"job {label!r}")
@@ -178,8 +178,8 @@ def job(
         if transactional:
             require_async_function(function, f"job {label!r}")
         steps: dict[str, StepSpec] = {}
-        kept = check_retention(retention, f"job {label!r}")
-        machine = MachineSpec(label, version, queue, steps, _read_job_hints, history, history_keep, kept)
+        kept = to_declared_retention(retention, f"job {label!r}")
+        machine = MachineSpec(label, version, queue, steps, _read_job_type_hints, history, history_keep, kept)
         is_async = inspect.iscoroutinefunction(function)
         steps["run"] = StepSpec(machine, "run", (), seconds, function, is_async, limit, transactional, retry)
         return Job(function, steps["run"])
@@ -191,7 +191,7 @@ def job(
     return make_job if fn is None else make_job(fn)
 
 
-def _check_job_policy(retry: RetryPolicy, what: str) -> None:
+def _check_job_retry_policy(retry: RetryPolicy, what: str) -> None:
     if retry is None:  # pyright: ignore[reportUnnecessaryComparison]  # what users pass is not checked
         raise DefinitionError(f"{what} must be a RetryPolicy, got None: write RetryPolicy(attempts=1) for no retries")
     check_retry_policy(retry, what)
@@ -234,8 +234,8 @@ def _is_context_parameter(parameter: inspect.Parameter, function: Callable[..., 
     return annotation is Context or Context in get_args(annotation)
 
 
-def _read_job_hints(function: Callable[..., Any], label: str) -> tuple[object, object]:
-    hints = resolve_hints(function, label)
+def _read_job_type_hints(function: Callable[..., Any], label: str) -> tuple[object, object]:
+    hints = resolve_type_hints(function, label)
     takes_argument, _ = _read_signature(function, label)
     argument = next(iter(inspect.signature(function).parameters)) if takes_argument else None
     return None if argument is None else hints.get(argument, Any), hints.get("return", Any)

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final, Literal, TypeAlias, get_args
 
-from gen_durable.codec import decode_payload
 from gen_durable.errors import DefinitionError, InputError
+from gen_durable.json_codec import decode_untyped_payload
 
 History: TypeAlias = Literal["off", "transitions", "states"]
 """The history that a machine keeps: nothing, a small row per committed outcome, or such a row with the state."""
@@ -61,7 +61,7 @@ class Transition:
     @property
     def state(self) -> Any:
         """The state after the outcome as plain JSON values; None unless the machine keeps states."""
-        return None if self.raw_state is None else decode_payload(self.raw_state)
+        return None if self.raw_state is None else decode_untyped_payload(self.raw_state)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +90,12 @@ class Activity:
     @property
     def parameters(self) -> dict[str, Any]:
         """The arguments of the call by parameter name, as plain JSON values."""
-        return dict(decode_payload(self.raw_parameters))
+        return dict(decode_untyped_payload(self.raw_parameters))
 
     @property
     def result(self) -> Any:
         """The return value as plain JSON values; None if the call raised."""
-        return None if self.raw_result is None else decode_payload(self.raw_result)
+        return None if self.raw_result is None else decode_untyped_payload(self.raw_result)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class Checkpoint:
     @property
     def value(self) -> Any:
         """The value as plain JSON values."""
-        return decode_payload(self.raw_value)
+        return decode_untyped_payload(self.raw_value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,4 +126,4 @@ class Progress:
     @property
     def detail(self) -> Any:
         """The detail as plain JSON values."""
-        return None if self.raw_detail is None else decode_payload(self.raw_detail)
+        return None if self.raw_detail is None else decode_untyped_payload(self.raw_detail)

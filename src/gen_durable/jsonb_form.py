@@ -47,35 +47,35 @@ def to_jsonb_form(raw: bytes) -> bytes:
 
 def may_change_as_jsonb(type_info: inspect.Type) -> bool:
     """Whether values of a type may depend on the order of keys, or on whether a number is an int."""
-    return _may_values_change(type_info, set())
+    return _may_value_type_change(type_info, set())
 
 
-def _may_values_change(info: object, seen: set[object]) -> bool:
+def _may_value_type_change(info: object, seen: set[object]) -> bool:
     if isinstance(info, inspect.UnionType):
         kinds = {type(one) for one in info.types}
         if {inspect.IntType, inspect.FloatType} <= kinds:
             return True
-        return any(_may_values_change(one, seen) for one in info.types)
+        return any(_may_value_type_change(one, seen) for one in info.types)
     if isinstance(info, (inspect.ListType, inspect.SetType, inspect.FrozenSetType, inspect.VarTupleType)):
-        return _may_values_change(info.item_type, seen)
+        return _may_value_type_change(info.item_type, seen)
     if isinstance(info, inspect.TupleType):
-        return any(_may_values_change(one, seen) for one in info.item_types)
+        return any(_may_value_type_change(one, seen) for one in info.item_types)
     if isinstance(info, (inspect.StructType, inspect.DataclassType, inspect.NamedTupleType)):
         if info.cls in seen:
             return False
         seen.add(info.cls)
-        return any(_may_values_change(field.type, seen) for field in info.fields)
+        return any(_may_value_type_change(field.type, seen) for field in info.fields)
     if isinstance(info, inspect.Metadata):
-        return _may_values_change(info.type, seen)
+        return _may_value_type_change(info.type, seen)
     return not isinstance(info, _LEAVES)
 
 
-def _sort_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
+def _sort_keys_as_jsonb(pairs: list[tuple[str, object]]) -> dict[str, object]:
     """In the order of `jsonb`: shorter keys first. Code points are in the order of their bytes; the lengths differ."""
     return dict(pairs if len(pairs) < 2 else sorted(pairs, key=lambda pair: (len(pair[0].encode()), pair[0])))
 
 
-def _sort_ascii_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
+def _sort_ascii_keys_as_jsonb(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return dict(pairs if len(pairs) < 2 else sorted(pairs, key=lambda pair: (len(pair[0]), pair[0])))
 
 
@@ -88,5 +88,7 @@ def _parse_number_as_jsonb(text: str) -> float | int:
     return value
 
 
-_DECODE: Final = json.JSONDecoder(object_pairs_hook=_sort_keys, parse_float=_parse_number_as_jsonb).decode
-_DECODE_ASCII: Final = json.JSONDecoder(object_pairs_hook=_sort_ascii_keys, parse_float=_parse_number_as_jsonb).decode
+_DECODE: Final = json.JSONDecoder(object_pairs_hook=_sort_keys_as_jsonb, parse_float=_parse_number_as_jsonb).decode
+_DECODE_ASCII: Final = json.JSONDecoder(
+    object_pairs_hook=_sort_ascii_keys_as_jsonb, parse_float=_parse_number_as_jsonb
+).decode

@@ -43,11 +43,11 @@ class Rate:
         # As a timedelta, so that Rate(5, 60) and Rate(5, timedelta(minutes=1)) are equal.
         per = timedelta(seconds=check_positive_duration(self.per, "Rate(per=)", ConfigError))
         object.__setattr__(self, "per", per)
-        if self.period * self.burst > MAX_REFILL.total_seconds():
+        if self.seconds_per_token * self.burst > MAX_REFILL.total_seconds():
             raise ConfigError(f"{self} would take more than {MAX_REFILL.days} days to refill its burst")
 
     @property
-    def period(self) -> float:
+    def seconds_per_token(self) -> float:
         """Seconds from one token to the next."""
         return check_positive_duration(self.per, "Rate(per=)") / self.amount
 
@@ -102,13 +102,13 @@ StepLimit: TypeAlias = LimitNames | Callable[[Any], LimitNames]
 """The limits of a step, or a function that computes them from its state."""
 
 
-def to_limits(names: LimitNames, where: str, error: type[GenDurableError] = InputError) -> tuple[Limit, ...]:
+def parse_limit_argument(names: LimitNames, where: str, error: type[GenDurableError] = InputError) -> tuple[Limit, ...]:
     """The argument `limit=` as `Limit` values. Raises `error` if it is malformed."""
     several = names if isinstance(names, list) else [names]
-    return tuple(_to_limit(name, where, error) for name in several)
+    return tuple(_parse_limit_reference(name, where, error) for name in several)
 
 
-def _to_limit(name: object, where: str, error: type[GenDurableError]) -> Limit:
+def _parse_limit_reference(name: object, where: str, error: type[GenDurableError]) -> Limit:
     try:
         match name:
             case Limit():

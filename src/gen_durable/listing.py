@@ -14,9 +14,9 @@ from typing import Any, Final, cast
 
 from typing_extensions import TypedDict
 
-from gen_durable.codec import decode_plain, encode, encode_metadata
 from gen_durable.errors import InputError
 from gen_durable.instances import STORED_STATUSES, Instance, Status
+from gen_durable.json_codec import decode_untyped_json, encode_json, encode_metadata
 from gen_durable.starts import Scope
 from gen_durable.validation import check_key, check_moment, check_name, check_text_key
 
@@ -89,7 +89,7 @@ def encode_filters(filters: Mapping[str, object]) -> str:
             raise InputError(f"unknown filter {name!r}: use some of {', '.join(Filters.__annotations__)}")
         if value is not None:
             found[name] = _check_filter(name, cast(Any, value))
-    return encode(found, "the filters").decode()
+    return encode_json(found, "the filters").decode()
 
 
 def _check_filter(name: str, value: Any) -> object:
@@ -116,7 +116,7 @@ def _check_filter(name: str, value: Any) -> object:
                 raise InputError(f"error must be a text of 1 to {MAX_ERROR:,} characters")
             return value
         case "metadata":
-            return decode_plain(encode_metadata(value))
+            return decode_untyped_json(encode_metadata(value))
         case _:
             return check_moment(value, name).isoformat()
 

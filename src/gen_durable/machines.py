@@ -14,16 +14,16 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Final, TypeVar, cast, get_args, get_origin, get_type_hints, overload
 
-from gen_durable.codec import Codec, codec_for
 from gen_durable.context import Context
 from gen_durable.durations import Duration
 from gen_durable.errors import DefinitionError
 from gen_durable.journal import HISTORY_KEEP, History, check_history_keep, check_history_option
-from gen_durable.limits import Limit, StepLimit, to_limits
+from gen_durable.json_codec import JsonCodec, make_json_codec
+from gen_durable.limits import Limit, StepLimit, parse_limit_argument
 from gen_durable.outcomes import Await, Done, Fail, Next, Outcome, ScheduleChildren
 from gen_durable.retention import MachineRetention, Retention, to_retention
 from gen_durable.retry_policy import RetryPolicy, check_retry_policy
-from gen_durable.step_after_retries import check_step_after_retries, name_of_step_after_retries
+from gen_durable.step_after_retries import check_step_after_retries, find_name_of_step_after_retries
 from gen_durable.validation import check_delay, check_name, check_positive_duration
 
 ON_ERROR_TIMEOUT: Final = 60.0  # seconds
@@ -32,7 +32,7 @@ F = TypeVar("F", bound=Callable[[Any, Any, Context], Awaitable[Outcome[Any]] | O
 
 
 @dataclass(frozen=True, slots=True)
-class _StepMark:
+class _StepDecoratorArguments:
     """The arguments of `@step`, until the class is created."""
 
     name: str
@@ -63,7 +63,7 @@ class StepSpec:
         if self.limit is None:
             return ()
         names = self.limit(state) if callable(self.limit) else self.limit
-        return to_limits(names, f"the limit of step {self.label}")
+        return parse_limit_argument(names, f"the limit of step {self.label}")
 
     @cached_property
     def label(self) -> str:
@@ -81,7 +81,7 @@ class StepSpec:
         policy = self.retry
         if policy is None or policy.then is None:
             return None
-        found = self.machine.find_step(name_of_step_after_retries(policy.then))
+        found = self.machine.find_step(find_name_of_step_after_retries(policy.then))
         return None if found is self else found
 
     @property
@@ -90,14 +90,14 @@ class StepSpec:
         return self._type_hints[0]
 
     @cached_property
-    def state_codec(self) -> Codec[Any]:
+    def state_codec(self) -> JsonCodec[Any]:
         """The codec of the state, from the annotation of the state argument."""
-        return codec_for(self._type_hints[0], f"the state of {self.label}")
+        return make_json_codec(self._type_hints[0], f"the state of {self.label}")
 
     @cached_property
-    def result_codec(self) -> Codec[Any]:
+    def result_codec(self) -> JsonCodec[Any]:
         """The codec of the machine's result, from the step's return annotation."""
-        return codec_for(self._type_hints[1], f"the result of {self.label}")
+        return make_json_codec(self._type_hints[1], f"the result of {self.label}")
 
     @cached_property
     def _type_hints(self) -> tuple[object, object]:
@@ -172,7 +172,9 @@ def step(
         if transactional:
             require_async_function(plain, f"step {durable!r}")
         policy = check_retry_policy(retry, f"the retry of step {durable!r}")
-        cast(Any, function).__gen_durable_step__ = _StepMark(durable, old, seconds, limit, transactional, policy)
+        cast(Any, function).__gen_durable_step__ = _StepDecoratorArguments(
+            durable, old, seconds, limit, transactional, policy
+        )
         return function
 
     return mark if fn is None else mark(fn)
@@ -219,14 +221,14 @@ class Machine:
         check_history_option(history, f"machine {label!r}")
         check_history_keep(history_keep, f"machine {label!r}")
         steps: dict[str, StepSpec] = {}
-        policy, timeout = _inherit_error_options(cls, label, retry, on_error_timeout)
-        kept = check_retention(retention, f"machine {label!r}")
+        policy, timeout = _resolve_retry_and_on_error_timeout(cls, label, retry, on_error_timeout)
+        kept = to_declared_retention(retention, f"machine {label!r}")
         spec = MachineSpec(
-            label, version, queue, steps, _read_step_hints, history, history_keep, kept, policy, timeout
+            label, version, queue, steps, _read_state_and_result_types, history, history_keep, kept, policy, timeout
         )  # fmt: skip
         for attribute, function, mark in _find_marked_steps(cls, earlier):
-            own = function if attribute in cls.__dict__ else _copy_inherited_step(cls, attribute, function)
-            _check_signature(own, f"{label}.{mark.name}")
+            own = function if attribute in cls.__dict__ else _copy_inherited_step_into_class(cls, attribute, function)
+            _check_step_signature(own, f"{label}.{mark.name}")
             is_async = inspect.iscoroutinefunction(own)
             one = StepSpec(
                 spec, mark.name, mark.aliases, mark.timeout, own, is_async, mark.limit, mark.transactional, mark.retry
@@ -258,7 +260,9 @@ class Machine:
         """
 
 
-def _find_marked_steps(cls: type, earlier: MachineSpec | None) -> Iterable[tuple[str, types.FunctionType, _StepMark]]:
+def _find_marked_steps(
+    cls: type, earlier: MachineSpec | None
+) -> Iterable[tuple[str, types.FunctionType, _StepDecoratorArguments]]:
     """The steps of a class, base classes first, in the order they are written."""
     attributes = dict.fromkeys(a for base in reversed(cls.__mro__) for a in base.__dict__)
     for attribute in attributes:
@@ -274,16 +278,18 @@ def _find_marked_steps(cls: type, earlier: MachineSpec | None) -> Iterable[tuple
                 raise DefinitionError(
                     f"{cls.__name__}.{attribute} is the step {mark.label} of another machine: inherit from its class"
                 )
-            mark = _StepMark(mark.name, mark.aliases, mark.timeout, mark.limit, mark.transactional, mark.own_retry)
-        if isinstance(mark, _StepMark):
+            mark = _StepDecoratorArguments(
+                mark.name, mark.aliases, mark.timeout, mark.limit, mark.transactional, mark.own_retry
+            )
+        if isinstance(mark, _StepDecoratorArguments):
             yield attribute, function, mark
-        elif _is_step_in_base(cls, attribute):
+        elif _overrides_step_of_base_class(cls, attribute):
             raise DefinitionError(
                 f"{cls.__name__}.{attribute} overrides a step but is none: mark it with @step as well, or rename it"
             )
 
 
-def _inherit_error_options(
+def _resolve_retry_and_on_error_timeout(
     cls: type[Machine], label: str, retry: RetryPolicy | None, on_error_timeout: Duration | None
 ) -> tuple[RetryPolicy | None, float]:
     """The policy and the timeout of `on_error`: as given, else as the nearest base class has them."""
@@ -298,12 +304,12 @@ def _inherit_error_options(
     return policy, ON_ERROR_TIMEOUT if nearest is None else nearest.on_error_timeout
 
 
-def _is_step_in_base(cls: type, attribute: str) -> bool:
+def _overrides_step_of_base_class(cls: type, attribute: str) -> bool:
     found = (base.__dict__.get(attribute) for base in cls.__mro__)
-    return any(isinstance(getattr(f, "__gen_durable_step__", None), (StepSpec, _StepMark)) for f in found)
+    return any(isinstance(getattr(f, "__gen_durable_step__", None), (StepSpec, _StepDecoratorArguments)) for f in found)
 
 
-def _copy_inherited_step(cls: type, attribute: str, function: types.FunctionType) -> types.FunctionType:
+def _copy_inherited_step_into_class(cls: type, attribute: str, function: types.FunctionType) -> types.FunctionType:
     twin = types.FunctionType(
         function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
     )
@@ -316,7 +322,7 @@ def _copy_inherited_step(cls: type, attribute: str, function: types.FunctionType
     return twin
 
 
-def _check_signature(function: Callable[..., object], label: str) -> None:
+def _check_step_signature(function: Callable[..., object], label: str) -> None:
     parameters = list(inspect.signature(function).parameters.values())
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     if len(positional) != 3 or len(parameters) != 3:
@@ -326,7 +332,7 @@ def _check_signature(function: Callable[..., object], label: str) -> None:
 def check_step_limit(limit: StepLimit | None, what: str) -> None:
     """Check the limit of a step or job, unless it is a function."""
     if limit is not None and not callable(limit):
-        to_limits(limit, what, DefinitionError)
+        parse_limit_argument(limit, what, DefinitionError)
 
 
 def require_async_function(function: Callable[..., Any], what: str) -> None:
@@ -338,7 +344,7 @@ def require_async_function(function: Callable[..., Any], what: str) -> None:
         )
 
 
-def check_retention(retention: MachineRetention, what: str) -> Retention | None:
+def to_declared_retention(retention: MachineRetention, what: str) -> Retention | None:
     """The declared retention of a machine or job; None for "worker"."""
     return None if retention == "worker" else to_retention(retention, f"the retention of {what}", DefinitionError)
 
@@ -350,7 +356,7 @@ def check_version(version: int, what: str) -> int:
     return version
 
 
-def resolve_hints(function: Callable[..., Any], label: str) -> dict[str, Any]:
+def resolve_type_hints(function: Callable[..., Any], label: str) -> dict[str, Any]:
     """The annotations of a step or job as objects."""
     try:
         return get_type_hints(function)
@@ -361,17 +367,17 @@ def resolve_hints(function: Callable[..., Any], label: str) -> dict[str, Any]:
         ) from error
 
 
-def _read_step_hints(function: Callable[..., Any], label: str) -> tuple[object, object]:
-    hints = resolve_hints(function, label)
+def _read_state_and_result_types(function: Callable[..., Any], label: str) -> tuple[object, object]:
+    hints = resolve_type_hints(function, label)
     state_name = list(inspect.signature(function).parameters)[1]
-    return hints.get(state_name, Any), _result_type(hints.get("return", Any))
+    return hints.get(state_name, Any), _result_type_of_return_hint(hints.get("return", Any))
 
 
-def _result_type(annotation: object) -> object:
+def _result_type_of_return_hint(annotation: object) -> object:
     """R of `Outcome[R]`; for a union of outcomes, the R that they share, else Any."""
     origin = get_origin(annotation)
     if origin in (Outcome, Done, Next, Await, ScheduleChildren):
         return get_args(annotation)[0]
-    found = [_result_type(part) for part in get_args(annotation)] if origin is not None else []
+    found = [_result_type_of_return_hint(part) for part in get_args(annotation)] if origin is not None else []
     named = [one for one in found if one is not Any]
     return named[0] if named and all(one == named[0] for one in named) else Any

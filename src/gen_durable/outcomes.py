@@ -14,7 +14,7 @@ from typing_extensions import TypeIs
 
 from gen_durable.durations import Duration
 from gen_durable.errors import InvalidOutcome
-from gen_durable.limits import LimitNames, to_limits
+from gen_durable.limits import LimitNames, parse_limit_argument
 from gen_durable.starts import BoundStep, Start, to_step_spec
 from gen_durable.tracebacks import is_exception_group
 from gen_durable.unknown_options import option_names, unknown_option_error
@@ -97,7 +97,7 @@ class Next(Outcome[R_co]):
         self.partition_key = (
             check_text_key(partition_key, "Next(partition_key=)") if isinstance(partition_key, str) else partition_key
         )
-        self.limits = to_limits(limit, "Next(limit=)") if limit is not None else None
+        self.limits = parse_limit_argument(limit, "Next(limit=)") if limit is not None else None
         self.run_ahead = run_ahead
         self.spawn = _check_spawned(spawn, "Next(spawn=)") if spawn else ()
 

@@ -1,7 +1,7 @@
 """Text from data as a terminal or a log can show it: characters that act or hide become escapes such as `\\x1b`.
 
 Data are rows of the database, names, keys, errors, tracebacks, messages of the server, file names and arguments. The
-command line and the loggers (`loggers.py`) use this module for all of it.
+command line and the loggers (`escaping_loggers.py`) use this module for all of it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _INVISIBLE: Final = frozenset(
 )
 
 
-def escape_text(text: str) -> str:
+def escape_to_one_line(text: str) -> str:
     """One line: everything that is not visible is an escape, also line breaks. Printable text is returned unchanged.
 
     Escaped are control characters (C0, C1, DEL), format characters (bidi overrides and isolates, zero width),
@@ -40,7 +40,7 @@ def escape_lines(text: str, indent: str = INDENT) -> str:
     """A block of text: the line breaks are kept, and each line begins with `indent`, so that none passes for a line of
     the program itself.
     """
-    return "\n".join(indent + escape_text(line) for line in text.split("\n"))
+    return "\n".join(indent + escape_to_one_line(line) for line in text.split("\n"))
 
 
 class TextBlock(str):
@@ -52,7 +52,7 @@ class TextBlock(str):
         return super().__new__(cls, escape_lines(text, indent))
 
 
-def format_exception(error: BaseException) -> str:
+def format_exception_escaped(error: BaseException) -> str:
     """An exception as Python prints it, but with its notes and the second and later lines of its message indented."""
     described = traceback.TracebackException.from_exception(error)
     _indent_added_lines(described)
@@ -71,7 +71,7 @@ def _indent_added_lines(described: traceback.TracebackException) -> None:
 def _escape_traceback_part(part: str) -> str:
     first, *others = part.split("\n")
     indented = (line if line.startswith(" ") or not line else INDENT + line for line in others)
-    return "\n".join(escape_text(line) for line in (first, *indented))
+    return "\n".join(escape_to_one_line(line) for line in (first, *indented))
 
 
 def _should_escape(character: str) -> bool:

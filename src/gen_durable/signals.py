@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Generic, Literal, TypeAlias, TypeVar, cast, overload
 
-from gen_durable.codec import Codec, codec_for, decode_payload
 from gen_durable.errors import DecodeError, DefinitionError, SignalFault, UnreadableSignal
+from gen_durable.json_codec import JsonCodec, decode_untyped_payload, make_json_codec
 from gen_durable.validation import check_name, check_text_key
 
 P = TypeVar("P")
@@ -33,13 +33,13 @@ class Signal(Generic[P]):
         check_name(name, "a signal's name", DefinitionError)
         self.name = name
         self.payload_type = payload_type
-        self._codec: Codec[P] | None = None
+        self._codec: JsonCodec[P] | None = None
 
     @property
-    def codec(self) -> Codec[P]:
+    def codec(self) -> JsonCodec[P]:
         """The codec of payloads, built at first use: forward references are resolved by then."""
         if self._codec is None:
-            self._codec = codec_for(self.payload_type, f"signal {self.name!r}")
+            self._codec = make_json_codec(self.payload_type, f"signal {self.name!r}")
         return self._codec
 
     @overload
@@ -85,7 +85,7 @@ class Received:
         return f"Received(id={self.id}, name={self.name!r})"
 
 
-def decode_signals(signal: Signal[P], several: Iterable[Received]) -> list[P]:
+def decode_signal_payloads(signal: Signal[P], several: Iterable[Received]) -> list[P]:
     """The payloads of signals. Raises `UnreadableSignal` with all that do not fit the type."""
     payloads: list[P] = []
     faults: list[SignalFault] = []
@@ -124,7 +124,7 @@ class StoredSignal:
     @property
     def payload(self) -> Any:
         """The payload as plain JSON values; None without `payloads=True`. Raises `DecodeError` if it is encrypted."""
-        return None if self.raw_payload is None else decode_payload(self.raw_payload)
+        return None if self.raw_payload is None else decode_untyped_payload(self.raw_payload)
 
     def __repr__(self) -> str:
         return f"StoredSignal(id={self.id}, name={self.name!r}, state={self.state!r})"

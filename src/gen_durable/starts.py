@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeAlias, TypeV
 
 from typing_extensions import TypedDict, Unpack
 
-from gen_durable.codec import encode_metadata
 from gen_durable.durations import Duration
 from gen_durable.errors import GenDurableError, InputError, InvalidOutcome, TooLarge
-from gen_durable.limits import Limit, LimitNames, to_limits
+from gen_durable.json_codec import encode_metadata
+from gen_durable.limits import Limit, LimitNames, parse_limit_argument
 from gen_durable.signals import SignalMessage
 from gen_durable.unknown_options import option_names, unknown_option_error
 from gen_durable.validation import (
@@ -157,10 +157,12 @@ class Start(Generic[R_co]):
         self.unique_key = check_key(unique_key, "unique_key") if unique_key is not None else None
         self.unique_scope = _resolve_unique_scope(self.unique_key, unique, unique_scope)
         self.keep = check_delay(keep, "keep") if keep is not None else math.inf if unique == "forever" else None
-        self.limits: tuple[Limit, ...] = to_limits(limit, "limit") if limit is not None else self.step.limits_for(state)
+        self.limits: tuple[Limit, ...] = (
+            parse_limit_argument(limit, "limit") if limit is not None else self.step.limits_for(state)
+        )
         self.group = check_group(group) if group is not None else None
         self.metadata = encode_metadata(metadata) if metadata else None
-        self.signals = _check_signals(signals) if signals != () else ()
+        self.signals = _check_first_signals(signals) if signals != () else ()
 
     def __repr__(self) -> str:
         return f"Start({self.step.machine.name}.{self.step.name})"
@@ -184,7 +186,7 @@ def to_step_spec(step: object, where: str, error: type[GenDurableError] = Invali
     raise error(f"{where} takes a step such as self.ship, Checkout.start or a @job, got {type(step).__name__}")
 
 
-def _check_signals(signals: Iterable[SignalMessage]) -> tuple[SignalMessage, ...]:
+def _check_first_signals(signals: Iterable[SignalMessage]) -> tuple[SignalMessage, ...]:
     if not isinstance(signals, Iterable):
         raise InputError(f"signals takes a list such as [payment.of(Paid(100))], got {type(signals).__name__}")
     several = tuple(signals)

@@ -6,8 +6,8 @@ import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Union, cast, get_args, get_origin
 
-from gen_durable.codec import type_name
 from gen_durable.errors import DefinitionError
+from gen_durable.json_codec import type_name
 
 if TYPE_CHECKING:
     from gen_durable.machines import StepSpec
@@ -24,7 +24,7 @@ def check_step_after_retries(cls: type, spec: StepSpec) -> None:
             f"{where} must be a step of the same machine: a method with @step that stands above it in the class, "
             "or the name of a step as a text"
         )
-    name = name_of_step_after_retries(then)
+    name = find_name_of_step_after_retries(then)
     if spec.machine.find_step(name) is None:
         raise DefinitionError(f"{where} leads to {name!r}: machine {spec.machine.name!r} has no such step")
     if spec.step_after_retries is None and spec.own_retry is not None:
@@ -49,7 +49,7 @@ def check_state_of_step_after_retries(spec: StepSpec) -> None:
     )
 
 
-def name_of_step_after_retries(then: Callable[..., Any] | str) -> str:
+def find_name_of_step_after_retries(then: Callable[..., Any] | str) -> str:
     """The stored name of the step that `RetryPolicy(then=)` refers to."""
     return then if isinstance(then, str) else cast(Any, then).__gen_durable_step__.name
 

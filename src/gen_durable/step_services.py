@@ -77,7 +77,7 @@ class StepTransaction:
         self._journal_writes = 0
         self.is_used = False
 
-    def connection(self) -> StepConnection:
+    def take_connection_and_forbid_journal(self) -> StepConnection:
         """The connection of the step. From now on the step cannot write to the journal."""
         if self._journal_writes:
             raise InputError(
@@ -85,7 +85,7 @@ class StepTransaction:
                 "but not the activity. Await ctx.run and ctx.checkpoint first, then write"
             )
         self.is_used = True
-        return cast(StepConnection, TransactionConnection(self))
+        return cast(StepConnection, ConnectionUntilStepEnds(self))
 
     def driver_connection(self) -> StepConnection:
         """The driver's connection. Raises `InputError` after the step has ended: another step may be using it."""
@@ -112,7 +112,7 @@ class StepTransaction:
             self._journal_writes -= 1
 
 
-class TransactionConnection:
+class ConnectionUntilStepEnds:
     """The driver's connection, for as long as the step runs."""
 
     __slots__ = ("_transaction",)

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from gen_durable.loggers import get_logger
+from gen_durable.escaping_loggers import get_escaping_logger
 
-log = get_logger("gen_durable.telemetry")
+log = get_escaping_logger("gen_durable.telemetry")
 
 
 @dataclass(frozen=True, slots=True)

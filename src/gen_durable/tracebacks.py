@@ -27,7 +27,7 @@ _CUT: Final = "... (cut off here)\n"
 _CAUSE: Final = "\nThe above exception was the direct cause of the following exception:\n\n"
 _CONTEXT: Final = "\nDuring handling of the above exception, another exception occurred:\n\n"
 # Modules between the event loop and the user's code: their frames are left out where they come first.
-_ENGINE: Final = ("gen_durable.engine.", "gen_durable.testing.", "gen_durable.codec", "asyncio.", "concurrent.")
+_ENGINE: Final = ("gen_durable.engine.", "gen_durable.testing.", "gen_durable.json_codec", "asyncio.", "concurrent.")
 
 
 def is_exception_group(error: BaseException) -> TypeIs[BaseExceptionGroup[BaseException]]:
@@ -51,7 +51,7 @@ def format_traceback(error: BaseException, *, during: BaseException | None = Non
     """
     try:
         text, has_frames = _format_chain(error, during, 0)
-        return _cut_beginning(to_storable_text(text), MAX_TRACEBACK).rstrip() if has_frames else None
+        return _cut_to_last_lines(to_storable_text(text), MAX_TRACEBACK).rstrip() if has_frames else None
     except BaseException:  # attributes of the user's class: a SystemExit of them would end the process
         return "(its traceback cannot be formatted)"
 
@@ -64,7 +64,7 @@ def _format_chain(error: BaseException, during: BaseException | None, depth: int
         if len(blocks) == MAX_CHAIN:
             blocks.append(_CUT)
             break
-        frames = list(_user_frames(one.__traceback__))
+        frames = list(_select_user_frames(one.__traceback__))
         has_frames = has_frames or bool(frames)
         block = "Traceback (most recent call last):\n" + "".join(frames) if frames else ""
         block += error_type_of(one) + "\n"
@@ -98,12 +98,12 @@ def _format_group_parts(group: BaseExceptionGroup[BaseException], depth: int) ->
     for number, part in enumerate(group.exceptions[:MAX_PARTS], 1):
         text, part_has_frames = _format_chain(part, None, depth + 1)
         has_frames = has_frames or part_has_frames
-        lines = _cut_beginning(to_storable_text(text), MAX_PART).splitlines()
+        lines = _cut_to_last_lines(to_storable_text(text), MAX_PART).splitlines()
         texts.append(f"  part {number} of {count}:\n" + "".join(f"    {line}\n" for line in lines))
     return "".join(texts), has_frames
 
 
-def _user_frames(trace: TracebackType | None) -> Iterator[str]:
+def _select_user_frames(trace: TracebackType | None) -> Iterator[str]:
     """The frames from the user's first one on: that one, and the innermost of the others."""
     while trace is not None and str(trace.tb_frame.f_globals.get("__name__")).startswith(_ENGINE):
         trace = trace.tb_next
@@ -136,7 +136,7 @@ def _source_line(trace: TracebackType) -> str:
         return ""
 
 
-def _cut_beginning(text: str, size: int) -> str:
+def _cut_to_last_lines(text: str, size: int) -> str:
     """The last lines of a text: the newest exception and its innermost frames are at its end."""
     raw = text.encode()
     if len(raw) <= size:

@@ -20,19 +20,19 @@ from typing import Any, Self
 from typing_extensions import Unpack
 
 from gen_durable.client import Durable
-from gen_durable.config import Queue, WorkerOptions, WorkerSettings
 from gen_durable.core.services import services_of
 from gen_durable.engine.runtime import Runtime
 from gen_durable.errors import ConfigError
+from gen_durable.escaping_loggers import get_escaping_logger
 from gen_durable.jobs import Job
 from gen_durable.limits import Policy, check_limit_policies
-from gen_durable.loggers import get_logger
 from gen_durable.machines import Machine
 from gen_durable.operations.limits import declare_limit
 from gen_durable.operations.retention import declare_retentions
-from gen_durable.registry import Registry
+from gen_durable.step_registry import Registry
+from gen_durable.worker_options import Queue, WorkerKeywordArguments, WorkerOptions
 
-log = get_logger("gen_durable.worker")
+log = get_escaping_logger("gen_durable.worker")
 
 
 class Worker:
@@ -50,11 +50,11 @@ class Worker:
         jobs: Iterable[Job[Any, Any]] = (),
         queues: Mapping[str, int | Queue] | None = None,
         limits: Mapping[str, Policy] | None = None,
-        **options: Unpack[WorkerSettings],
+        **options: Unpack[WorkerKeywordArguments],
     ) -> None:
         self._app = app
         self._services = services_of(app)
-        self.options = WorkerOptions.from_settings(queues, options)
+        self.options = WorkerOptions.from_keyword_arguments(queues, options)
         self._registry = Registry(machines, jobs)
         self._limits = check_limit_policies(limits) if limits is not None else {}
         if not self._registry.specs and self.options.queues:

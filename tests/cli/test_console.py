@@ -14,7 +14,7 @@ import typer
 from tests.support.commands import COMMAND, environment
 from tests.support.rows import ended
 
-from gen_durable.cli.console import fail_with_error
+from gen_durable.cli.console import exit_with_error
 from gen_durable.errors import EmbeddedUnavailable, NotFound
 from gen_durable.store.schema import Schema
 
@@ -69,7 +69,7 @@ def test_the_log_of_a_server_is_indented_below_its_error(capsys: pytest.CaptureF
         (NotFound("no a\nb"), []),
     ):
         with pytest.raises(typer.Exit):
-            fail_with_error(error, 1)
+            exit_with_error(error, 1)
         first, *others = capsys.readouterr().err.splitlines()
         assert first.startswith("gen-durable: ")
         assert others == lines

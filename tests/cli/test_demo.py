@@ -15,15 +15,15 @@ import pytest
 from tests.support.old_layout import old_layout
 
 from gen_durable import Durable, Failed, Finished, Handle
-from gen_durable.cli.database import open_database
+from gen_durable.cli.database_opener import open_database
 from gen_durable.cli.demo import run_verifier
+from gen_durable.cli.demo.demo_script import DemoObservations, PlacedOrder
 from gen_durable.cli.demo.machines import Order, Receipt
-from gen_durable.cli.demo.schema import recreate_schema
-from gen_durable.cli.demo.script import Observations, PlacedOrder
+from gen_durable.cli.demo.schema import create_schema_anew_or_set_old_aside
 from gen_durable.cli.demo.worker_program import SCHEMA
 from gen_durable.errors import SchemaConflict
-from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
-from gen_durable.pg.migrate import check_schema
+from gen_durable.pg.migrate import check_schema_version
+from gen_durable.pg.persistent_connection import ConnectionTarget, PersistentConnection
 from gen_durable.store.schema import Schema
 
 
@@ -63,14 +63,14 @@ async def test_data_of_an_older_layout_are_set_aside(dsn: str, bare_schema: str)
     try:
         for expected in (f"{bare_schema}_old1", f"{bare_schema}_old2"):
             await driver_connection.execute(f"drop schema if exists {bare_schema} cascade; {old_layout(bare_schema)}")
-            assert await recreate_schema(connection, Schema(bare_schema)) == expected
+            assert await create_schema_anew_or_set_old_aside(connection, Schema(bare_schema)) == expected
             assert await driver_connection.fetchval(f"select id from {expected}.gen_durable") == 7
-            await check_schema(connection, Schema(bare_schema))
-        assert await recreate_schema(connection, Schema(bare_schema)) is None
+            await check_schema_version(connection, Schema(bare_schema))
+        assert await create_schema_anew_or_set_old_aside(connection, Schema(bare_schema)) is None
         await driver_connection.execute(f"drop schema {bare_schema} cascade; create schema {bare_schema}")
         await driver_connection.execute(f"create table {bare_schema}.customers (id int)")
         with pytest.raises(SchemaConflict, match="customers"):
-            await recreate_schema(connection, Schema(bare_schema))
+            await create_schema_anew_or_set_old_aside(connection, Schema(bare_schema))
     finally:
         for name in (f"{bare_schema}_old1", f"{bare_schema}_old2"):
             await driver_connection.execute(f"drop schema if exists {name} cascade")
@@ -106,8 +106,8 @@ def placed(number: int, amount: int | None) -> PlacedOrder:
     return PlacedOrder(order, amount, cast("Handle[Receipt]", Handle(cast(Any, None), number, cast(Any, None))))
 
 
-def observations(*orders: PlacedOrder, executions: dict[int, int]) -> Observations:
-    return Observations(placed=list(orders), executions=Counter(executions))
+def observations(*orders: PlacedOrder, executions: dict[int, int]) -> DemoObservations:
+    return DemoObservations(placed=list(orders), executions=Counter(executions))
 
 
 def row(id_: int, seq: int, machine: str = "Checkout", parent: int | None = None) -> run_verifier.InstanceRow:
@@ -121,7 +121,7 @@ def row(id_: int, seq: int, machine: str = "Checkout", parent: int | None = None
 )
 def test_outcomes_are_counted_against_the_path(seq: int, executed: int, ok: bool) -> None:
     seen = observations(placed(1, 10), executions={1: executed})
-    assert run_verifier.check_outcomes(seen, [row(1, seq)]).ok is ok
+    assert run_verifier.check_outcome_counts(seen, [row(1, seq)]).ok is ok
 
 
 def test_each_item_is_packed_once() -> None:

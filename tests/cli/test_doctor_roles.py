@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from gen_durable.cli.app import app as cli
 from gen_durable.invariant_checker import check_roles
-from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
+from gen_durable.pg.persistent_connection import ConnectionTarget, PersistentConnection
 from gen_durable.store.schema import Schema
 
 # What is planted, and the words that the doctor has for it. `@` stands for the schema and the prefix of the roles.

@@ -7,7 +7,7 @@ from typing import Any
 import asyncpg
 from tests.support.old_layout import old_layout
 
-from gen_durable.pg.migrate import library_version
+from gen_durable.pg.migrate import library_schema_version
 from gen_durable.store.schema import Schema
 
 
@@ -23,7 +23,7 @@ async def test_twice_applies_once(run: Any, dsn: str, bare_schema: str) -> None:
     first = run("migrate", "--dsn", dsn, "--schema", bare_schema)
     second = run("migrate", "--dsn", dsn, "--schema", bare_schema)
     assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
-    assert f"schema {bare_schema}: applied version {library_version(Schema(bare_schema))}" in first.stdout
+    assert f"schema {bare_schema}: applied version {library_schema_version(Schema(bare_schema))}" in first.stdout
     assert f"schema {bare_schema}: nothing to do" in second.stdout
 
 

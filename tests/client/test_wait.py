@@ -23,7 +23,7 @@ from gen_durable.errors import (
     NotFound,
     WaitTimeout,
 )
-from gen_durable.pg.connection import PersistentConnection
+from gen_durable.pg.persistent_connection import PersistentConnection
 
 
 @dataclass(frozen=True)

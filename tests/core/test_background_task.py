@@ -11,7 +11,7 @@ from tests.support.engine import soon
 
 from gen_durable.core import background_task
 from gen_durable.core.background_task import RESTART_SECONDS, BackgroundTask
-from gen_durable.pg.faults import ConnectionLost
+from gen_durable.pg.error_classifier import ConnectionLost
 
 
 class Failing(BackgroundTask):
@@ -138,7 +138,7 @@ async def test_a_run_that_swallows_its_cancellation_is_the_last() -> None:
 
 def test_tasks_that_fail_together_do_not_try_again_together() -> None:
     async def first_pauses() -> set[float]:
-        return {Failing([])._pauses.next() for _ in range(10)}
+        return {Failing([])._pauses.next_seconds() for _ in range(10)}
 
     assert len(asyncio.run(first_pauses())) > 1
 

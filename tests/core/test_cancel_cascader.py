@@ -14,7 +14,7 @@ from tests.support.processes import open_proxy
 from tests.support.rows import ended, executing, instance
 
 from gen_durable import Durable
-from gen_durable.backoff import Pauses
+from gen_durable.backoff import GrowingPauses
 from gen_durable.core import cancel_cascader as cascader_module
 from gen_durable.core.cancel_cascader import CascadeCount
 from gen_durable.core.services import services_of
@@ -121,12 +121,12 @@ class ScriptedRunner(StatementRunner):
 async def test_pauses_begin_anew_after_progress(dsn: str, schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
     noted: list[float] = []
 
-    class NotedPauses(Pauses):
+    class NotedPauses(GrowingPauses):
         def next(self) -> float:
             noted.append(super().next())
             return 0.0
 
-    monkeypatch.setattr(cascader_module, "Pauses", NotedPauses)
+    monkeypatch.setattr(cascader_module, "GrowingPauses", NotedPauses)
     async with Durable(dsn, schema=schema) as app:
         services = services_of(app)
         runner = ScriptedRunner(lambda: services.pool, schema)

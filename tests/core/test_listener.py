@@ -12,7 +12,7 @@ from tests.support.processes import Proxy, open_proxy
 from gen_durable.core import listener as listener_module
 from gen_durable.core.listener import Listener
 from gen_durable.core.notification_messages import Message, QueueReady
-from gen_durable.pg.connection import ConnectionTarget
+from gen_durable.pg.persistent_connection import ConnectionTarget
 
 
 class Receiver:

@@ -17,7 +17,7 @@ from gen_durable.core.notification_messages import (
     encode_message,
     messages_of_follow_ups,
 )
-from gen_durable.pg.faults import SqlError
+from gen_durable.pg.error_classifier import SqlError
 from gen_durable.store.types import NO_FOLLOW_UPS, FollowUps
 
 PAYLOADS: list[tuple[Message, str]] = [

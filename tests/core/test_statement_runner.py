@@ -11,7 +11,7 @@ import pytest
 from gen_durable.core import statement_runner
 from gen_durable.core.statement_runner import RETRIES, StatementRunner
 from gen_durable.errors import DatabaseRefused, DatabaseUnavailable, GenDurableError
-from gen_durable.pg.faults import ConnectionLost
+from gen_durable.pg.error_classifier import ConnectionLost
 from gen_durable.pg.pool import Pool
 from gen_durable.store.statements import Statement
 

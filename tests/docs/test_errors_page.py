@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from gen_durable import RetryPolicy, backoff
-from gen_durable.config import WorkerOptions
 from gen_durable.engine import step_journal
 from gen_durable.graph import graph
 from gen_durable.machines import ON_ERROR_TIMEOUT
 from gen_durable.testing import HarnessFactory
+from gen_durable.worker_options import WorkerOptions
 
 PAGE = (Path(__file__).parents[2] / "docs/howto/errors.md").read_text("utf-8")
 

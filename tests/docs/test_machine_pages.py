@@ -27,11 +27,11 @@ from gen_durable import (
     job,
     step,
 )  # fmt: skip
-from gen_durable.config import WorkerOptions
 from gen_durable.engine.claim_table import USUAL_POSTPONE_DELAY
 from gen_durable.machines import ON_ERROR_TIMEOUT
 from gen_durable.outcomes import OUTCOMES as ALL_OUTCOMES
 from gen_durable.testing import HarnessFactory
+from gen_durable.worker_options import WorkerOptions
 
 go, other = Signal("go"), Signal("other")
 

@@ -91,7 +91,7 @@ def test_every_option_of_a_worker_has_its_line_in_the_docs() -> None:
     """Each option, with its default, is explained in docs/howto/operate.md."""
     from dataclasses import fields
 
-    from gen_durable.config import WorkerOptions
+    from gen_durable.worker_options import WorkerOptions
 
     text = (ROOT / "docs/howto/operate.md").read_text()
     assert [f.name for f in fields(WorkerOptions) if f"`{f.name}`" not in text] == []

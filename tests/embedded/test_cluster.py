@@ -9,9 +9,9 @@ import pytest
 from tests.support.embedded import EmbeddedDirectory, write_programs
 
 from gen_durable.embedded import file_locks
-from gen_durable.embedded.account import Account
 from gen_durable.embedded.cluster import Cluster
 from gen_durable.embedded.layout import Layout
+from gen_durable.embedded.postgres_account import PostgresAccount
 
 SEEN = """
 echo "$@" > arguments
@@ -74,7 +74,7 @@ def test_a_server_of_this_account_gets_its_directory_by_name(
 
 @pytest.mark.usefixtures("group_of_root")
 def test_a_server_of_another_account_gets_its_directory_without_a_name(
-    prepared: Layout, open_air: Path, nobody: Account
+    prepared: Layout, open_air: Path, nobody: PostgresAccount
 ) -> None:
     """The account may be unable to walk the path. It has none of root's groups."""
     prepared.data.mkdir()
@@ -84,7 +84,7 @@ def test_a_server_of_another_account_gets_its_directory_without_a_name(
     assert seen["process"] == ["0077", str(nobody.uid), str(nobody.gid), str(nobody.gid)]
 
 
-def test_a_cluster_is_created_in_a_closed_directory(prepared: Layout, open_air: Path, nobody: Account) -> None:
+def test_a_cluster_is_created_in_a_closed_directory(prepared: Layout, open_air: Path, nobody: PostgresAccount) -> None:
     """The account's own, without what a killed attempt left."""
     prepared.new_data_directory.mkdir()
     (prepared.new_data_directory / "leftover").touch()
@@ -114,7 +114,7 @@ def test_an_initdb_that_fails_makes_no_cluster(prepared: Layout, open_air: Path)
 
 
 def test_the_owner_of_another_file_is_not_changed(
-    prepared: Layout, open_air: Path, nobody: Account, monkeypatch: pytest.MonkeyPatch
+    prepared: Layout, open_air: Path, nobody: PostgresAccount, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The owner of a directory above replaces the new data by a symlink in that moment."""
     victim = open_air / "victim"

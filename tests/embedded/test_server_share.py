@@ -17,7 +17,7 @@ from gen_durable.embedded import file_locks, server_share
 from gen_durable.embedded.binaries import Binaries
 from gen_durable.embedded.layout import Layout
 from gen_durable.embedded.server_probe import ServerState
-from gen_durable.embedded.server_share import SupervisorRestarter, ensure_supervisor, join_server
+from gen_durable.embedded.server_share import SupervisorRestarter, join_server, start_supervisor_if_missing
 from gen_durable.errors import EmbeddedUnavailable
 
 BINARIES = Binaries(Path("/nonexistent"))
@@ -32,7 +32,7 @@ class Guard(SupervisorRestarter):
         self.actions = list(actions)
         self.checks = 0
 
-    def check_once(self) -> None:
+    def restore_supervisor_and_socket_link(self) -> None:
         self.checks += 1
         (self.actions.pop(0) if len(self.actions) > 1 else self.actions[0])()
 
@@ -76,7 +76,7 @@ def spawned(prepared: Layout, monkeypatch: pytest.MonkeyPatch, clock: Clock) -> 
         if layout == prepared:  # another server of this process has a guard, too
             times.append(clock.now)
 
-    monkeypatch.setattr(server_share, "ensure_supervisor", ensure)
+    monkeypatch.setattr(server_share, "start_supervisor_if_missing", ensure)
     return times
 
 
@@ -135,7 +135,7 @@ def test_a_supervisor_is_started_with_the_lock_and_nothing_else_stays_open(
     program.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(program))
     monkeypatch.chdir(tmp_path)
-    ensure_supervisor(prepared, BINARIES)
+    start_supervisor_if_missing(prepared, BINARIES)
     assert open_files(prepared.directory) == []
     assert file_locks.is_unlocked(prepared.supervisor_lock)
     main = Path(server_share.__file__).with_name("__main__.py")
@@ -151,11 +151,11 @@ def test_a_supervisor_that_fails_leaves_the_lock_free(
     program = tmp_path / "python"
     monkeypatch.setattr(sys, "executable", str(program))
     with pytest.raises(FileNotFoundError):
-        ensure_supervisor(prepared, BINARIES)
+        start_supervisor_if_missing(prepared, BINARIES)
     program.write_text("#!/bin/sh\necho no memory >&2\nexit 3\n")
     program.chmod(0o755)
     with pytest.raises(EmbeddedUnavailable, match=r"(?s)did not start \(status 3\)\. Its log says:\nno memory$"):
-        ensure_supervisor(prepared, BINARIES)
+        start_supervisor_if_missing(prepared, BINARIES)
     assert file_locks.is_unlocked(prepared.supervisor_lock)
     assert open_files(prepared.directory) == []
 
@@ -168,7 +168,7 @@ def test_a_directory_is_checked_before_every_supervisor(
     before = sorted(prepared.directory.iterdir())
     prepared.directory.chmod(0o777)
     guard = SupervisorRestarter(prepared, BINARIES)
-    for check in (guard.check_once, lambda: ensure_supervisor(prepared, BINARIES)):
+    for check in (guard.restore_supervisor_and_socket_link, lambda: start_supervisor_if_missing(prepared, BINARIES)):
         with pytest.raises(EmbeddedUnavailable, match=f"{prepared.directory}: its group or others can write to it"):
             check()
     assert sorted(prepared.directory.iterdir()) == before
@@ -185,7 +185,7 @@ def test_a_supervisor_gets_a_few_variables_only(
     kept = ("HOME", "LANG", "LC_CTYPE", "LD_LIBRARY_PATH", "PYTHONHOME", "TMPDIR", "TZ")
     for name in (*kept, "PGDATA", "DATABASE_URL", "SECRET_TOKEN", "PYTHONPATH", "PYTHONSTARTUP", "LC", "PATH_SECRET"):
         monkeypatch.setenv(name, "canary")
-    ensure_supervisor(prepared, BINARIES)
+    start_supervisor_if_missing(prepared, BINARIES)
     seen = dict(line.split("=", 1) for line in (tmp_path / "environment").read_text().splitlines())
     assert {name for name, value in seen.items() if value == "canary"} == set(kept)
     assert seen["PATH"] == os.environ["PATH"]
@@ -200,7 +200,7 @@ def test_a_large_log_is_begun_anew(
     if size is not None:
         prepared.log.touch()
         os.truncate(prepared.log, size)
-    ensure_supervisor(prepared, BINARIES)
+    start_supervisor_if_missing(prepared, BINARIES)
     old = prepared.directory / "server.log.1"
     assert old.exists() == is_renamed
     if is_renamed:
@@ -228,7 +228,7 @@ def join_in_states(
     def read(_socket: Path) -> ServerState:
         return [state for since, state in states.items() if began + since <= clock.now][-1]
 
-    monkeypatch.setattr(server_share.server_probe, "read_server_state", read)
+    monkeypatch.setattr(server_share.server_probe, "probe_server_state", read)
     user = join_server(prepared, BINARIES)
     assert not file_locks.is_unlocked(prepared.users_lock)
     user.release()

@@ -17,11 +17,11 @@ import pytest
 from tests.support.embedded import Clock, EmbeddedDirectory, write_programs
 
 from gen_durable.embedded import file_locks, supervisor
-from gen_durable.embedded.account import Account
 from gen_durable.embedded.binaries import Binaries
 from gen_durable.embedded.cluster import Cluster
 from gen_durable.embedded.file_locks import FileLock
-from gen_durable.embedded.layout import Layout, prepare_layout
+from gen_durable.embedded.layout import Layout, create_layout_directory
+from gen_durable.embedded.postgres_account import PostgresAccount
 from gen_durable.embedded.supervisor import Supervisor
 
 until = EmbeddedDirectory.until
@@ -55,7 +55,7 @@ class Supervised:
         """Whether a check at this time launches a server."""
         self.clock.now = moment
         before = len(self.servers)
-        assert self.supervisor.check_once() is True
+        assert self.supervisor.start_server_unless_stopping() is True
         return len(self.servers) > before
 
     def launch(self, postgres: str) -> subprocess.Popen[bytes]:
@@ -182,18 +182,18 @@ def test_a_server_is_not_started_in_a_directory_that_others_can_write(
 
 
 def test_a_server_of_another_account_runs_what_that_account_can_run(
-    supervised: Supervised, nobody: Account, monkeypatch: pytest.MonkeyPatch
+    supervised: Supervised, nobody: PostgresAccount, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A copy of programs that it cannot reach."""
     copy = write_programs(supervised.programs.with_name("copy"), RUNS)
-    asked: list[tuple[Account, Binaries]] = []
+    asked: list[tuple[PostgresAccount, Binaries]] = []
 
-    def make_runnable(owner: Account, given: Binaries) -> Binaries:
+    def make_runnable(owner: PostgresAccount, given: Binaries) -> Binaries:
         asked.append((owner, given))
         return copy
 
     monkeypatch.setattr(supervisor.account, "choose_account", lambda _layout: nobody)
-    monkeypatch.setattr(supervisor, "find_or_copy_runnable", make_runnable)
+    monkeypatch.setattr(supervisor, "find_or_copy_runnable_binaries", make_runnable)
     assert supervised.launches_at(100.0)
     assert asked == [(nobody, Binaries(supervised.programs))]
 
@@ -210,7 +210,7 @@ def test_a_server_without_a_user_is_stopped_after_a_second(supervised: Supervise
     assert not supervised.launches_at(102.0)
     assert file_locks.is_unlocked(supervised.layout.users_lock)
     supervised.clock.now = 102.25
-    assert supervised.supervisor.check_once() is False
+    assert supervised.supervisor.start_server_unless_stopping() is False
     assert not file_locks.is_unlocked(supervised.layout.users_lock)
 
 
@@ -218,13 +218,13 @@ def test_a_server_whose_directory_is_gone_is_stopped(supervised: Supervised) -> 
     """Also if only a file of it was deleted so far, and if another directory has its name."""
     supervised.launch(RUNS)
     supervised.layout.users_lock.unlink()
-    assert supervised.supervisor.check_once() is False
+    assert supervised.supervisor.start_server_unless_stopping() is False
     shutil.rmtree(supervised.layout.directory)
-    assert supervised.supervisor.check_once() is False
-    prepare_layout(supervised.layout.directory)
+    assert supervised.supervisor.start_server_unless_stopping() is False
+    create_layout_directory(supervised.layout.directory)
     supervised.layout.supervisor_lock.touch()
     supervised.layout.users_lock.touch()
-    assert supervised.supervisor.check_once() is False
+    assert supervised.supervisor.start_server_unless_stopping() is False
     assert len(supervised.servers) == 1
 
 
@@ -346,9 +346,9 @@ from gen_durable.embedded.layout import Layout
 class Counting(supervisor.Supervisor):
     checks = 0
 
-    def check_once(self):
+    def start_server_unless_stopping(self):
         self.checks += 1
-        return super().check_once()
+        return super().start_server_unless_stopping()
 
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGCHLD])
 supervisor._CHECK_INTERVAL = 60.0

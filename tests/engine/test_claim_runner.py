@@ -9,16 +9,16 @@ from typing import Any, cast
 import pytest
 
 from gen_durable import Context, Done, Machine, Next, Outcome, Status, step
-from gen_durable.config import WorkerOptions
 from gen_durable.engine.active_claim import ActiveClaim
 from gen_durable.engine.claim_runner import ClaimEndReceiver, ClaimRunner
 from gen_durable.engine.committer import COMMITTED, STALE, CommitResult
 from gen_durable.engine.executor import UndecodableState
 from gen_durable.engine.outcome_encoder import EncodedOutcome
 from gen_durable.errors import LeaseLost, NoFreeThread, OutcomeRejected
-from gen_durable.registry import Registry
+from gen_durable.step_registry import Registry
 from gen_durable.store.types import Claim, Commit
 from gen_durable.telemetry import ClaimLost, Event, Events, StaleOutcome, StateUndecodable, StepCommitted
+from gen_durable.worker_options import WorkerOptions
 
 
 class Two(Machine, history_keep=20):
@@ -70,7 +70,7 @@ class Running:
         values: list[Any] = ["Two", 1, "one", "1", 0, 1, 0, "default", 0, partition_key, None, None, None]
         claim = Claim(1, *values)
         claim.crashes = crashes
-        self.active = ActiveClaim(claim, registry.get("Two", 1, "one"), 0.0)
+        self.active = ActiveClaim(claim, registry.get_known_step("Two", 1, "one"), 0.0)
 
     def answer(self, result: Any, kind: str, *, queue: str | None = None, seq: int = 0, **fields: Any) -> list[Any]:
         """The calls that follow from an answer to an outcome of this kind."""

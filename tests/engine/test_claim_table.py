@@ -14,14 +14,14 @@ from tests.support.engine import Engine, Opening
 from gen_durable import Start, Status, job
 from gen_durable.context import Child
 from gen_durable.core.services import services_of
-from gen_durable.decoder_fingerprints import DecoderFingerprints
 from gen_durable.engine import claim_table
 from gen_durable.engine.active_claim import ActiveClaim
 from gen_durable.engine.claim_table import DEFAULT_REASON, LIMIT_REST, USUAL_POSTPONE_DELAY, ClaimTable
 from gen_durable.engine.slots import NEVER, Slots
 from gen_durable.engine.task_set import TaskSet
-from gen_durable.pg.faults import ConnectionLost
-from gen_durable.registry import Registry
+from gen_durable.pg.error_classifier import ConnectionLost
+from gen_durable.signal_decoder_fingerprints import SignalDecoderFingerprints
+from gen_durable.step_registry import Registry
 from gen_durable.store.schema import Schema
 from gen_durable.store.types import Claim
 from gen_durable.telemetry import ClaimLost, Events
@@ -60,7 +60,7 @@ class Holder:
             slots=self.slots,
             tasks=self.tasks,
             registry=Registry(jobs=[noop]),
-            fingerprints=DecoderFingerprints(Registry(jobs=[noop]), ""),
+            fingerprints=SignalDecoderFingerprints(Registry(jobs=[noop]), ""),
             notifier=cast(Any, self),
             events=events,
             max_crashes=None,

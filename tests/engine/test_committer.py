@@ -17,7 +17,7 @@ from gen_durable.engine import commit_queue
 from gen_durable.engine.committer import CommitResult, Committer
 from gen_durable.engine.slow_commit_connections import SlowCommitConnections
 from gen_durable.errors import OutcomeRejected
-from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
+from gen_durable.pg.persistent_connection import ConnectionTarget, PersistentConnection
 from gen_durable.store.statements import Statement, StatementBuilder
 from gen_durable.store.types import Claim, Commit, FollowUps, ManyChildren
 

@@ -17,10 +17,10 @@ from gen_durable.engine import commit_queue, committer
 from gen_durable.engine.committer import CommitResult, FutureCommitReceiver
 from gen_durable.engine.outcome_rejection import describe_fault
 from gen_durable.errors import OutcomeRejected
-from gen_durable.pg import connection as pg_connection
-from gen_durable.pg.connect import connect
-from gen_durable.pg.connection import ConnectionTarget
-from gen_durable.pg.faults import ConnectionLost
+from gen_durable.pg import persistent_connection as pg_connection
+from gen_durable.pg.error_classifier import ConnectionLost
+from gen_durable.pg.multi_host_connector import connect_to_first_usable_host
+from gen_durable.pg.persistent_connection import ConnectionTarget
 from gen_durable.store.statements import Statement
 from gen_durable.store.types import Claim, Commit, FollowUps, ManyChildren
 
@@ -80,9 +80,9 @@ async def test_outcomes_wait_together_for_a_server_that_cannot_be_reached(
         if left and target.application_name == f"flush {schema}":
             left -= 1
             raise ConnectionRefusedError("no server")
-        return await connect(target, *args)
+        return await connect_to_first_usable_host(target, *args)
 
-    monkeypatch.setattr(pg_connection, "connect", refuse)
+    monkeypatch.setattr(pg_connection, "connect_to_first_usable_host", refuse)
     monkeypatch.setattr(committer, "FIRST_PAUSE", 0.002)
     monkeypatch.setattr(committer, "LONGEST_PAUSE", 0.016)
     async with Durable(dsn, schema=schema) as app, flusher(app) as (flush, sizes, _):

@@ -18,7 +18,7 @@ from gen_durable.engine import outcome_encoder
 from gen_durable.engine.executor import Executor, _absorb_own_cancellation, _exhaust_children_generator
 from gen_durable.engine.outcome_encoder import advance_claim
 from gen_durable.engine.thread_pool import ThreadPool
-from gen_durable.registry import Registry, StepEntry
+from gen_durable.step_registry import Registry, RunnableStep
 from gen_durable.store.types import Claim
 
 Body = Callable[[Any, Context], Awaitable[Any]]
@@ -84,7 +84,7 @@ def make_executor(threads: ThreadPool, encryption: PayloadEncryption | None = No
     return Executor("w", threads, absent, absent, absent, encryption=rows)
 
 
-def claim_of(machine: Machine, name: str = "work", state: str = '"s"') -> tuple[Claim, StepEntry]:
+def claim_of(machine: Machine, name: str = "work", state: str = '"s"') -> tuple[Claim, RunnableStep]:
     spec = type(machine).__gen_durable__
     claim = Claim(7, spec.name, spec.version, name, state, 0, 1, 0, "default", 0, None, None, None, None)
     return claim, Registry([machine]).get(spec.name, spec.version, name)

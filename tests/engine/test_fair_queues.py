@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 
-from gen_durable.config import Queue, WorkerOptions
 from gen_durable.engine.picker import FairQueueCursors
 from gen_durable.store.types import PickResult
+from gen_durable.worker_options import Queue, WorkerOptions
 
 
 def picked(**turns: str | None) -> PickResult:

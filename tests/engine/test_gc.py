@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from tests.support.engine import Engine, opened
 
-from gen_durable.config import WorkerOptions
 from gen_durable.core.services import services_of
 from gen_durable.engine import gc as gc_module
 from gen_durable.engine.gc import Gc, RetentionScan, make_retention_scans
-from gen_durable.pg.connection import PersistentConnection
+from gen_durable.pg.persistent_connection import PersistentConnection
 from gen_durable.retention import Retention
 from gen_durable.telemetry import InstancesCollected
+from gen_durable.worker_options import WorkerOptions
 
 INTERVAL = 10.0
 

@@ -16,7 +16,6 @@ from tests.support.engine import Engine, opened
 
 from gen_durable import job
 from gen_durable.core.services import services_of
-from gen_durable.decoder_fingerprints import DecoderFingerprints
 from gen_durable.engine import heartbeat as heartbeat_module
 from gen_durable.engine.active_claim import ActiveClaim
 from gen_durable.engine.claim_table import ClaimTable
@@ -24,8 +23,9 @@ from gen_durable.engine.event_loop_monitor import EventLoopMonitor
 from gen_durable.engine.heartbeat import Heartbeat
 from gen_durable.engine.slots import Slots
 from gen_durable.engine.task_set import TaskSet
-from gen_durable.pg.faults import ConnectionLost
-from gen_durable.registry import Registry
+from gen_durable.pg.error_classifier import ConnectionLost
+from gen_durable.signal_decoder_fingerprints import SignalDecoderFingerprints
+from gen_durable.step_registry import Registry
 from gen_durable.telemetry import ClaimLost, EventLoopBlocked
 
 LEASE = 30.0
@@ -63,7 +63,7 @@ class Beating:
             slots=slots,
             tasks=tasks,
             registry=Registry([], [rest]),
-            fingerprints=DecoderFingerprints(Registry([], [rest]), ""),
+            fingerprints=SignalDecoderFingerprints(Registry([], [rest]), ""),
             notifier=services.notifier,
             events=e.app.events,
             max_crashes=None,

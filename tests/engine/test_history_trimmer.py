@@ -13,8 +13,8 @@ from tests.support.engine import Engine, opened
 from gen_durable.core.services import services_of
 from gen_durable.engine import history_trimmer as module
 from gen_durable.engine.history_trimmer import PAUSE, HistoryTrimmer
-from gen_durable.pg.connection import PersistentConnection
-from gen_durable.pg.faults import ConnectionLost
+from gen_durable.pg.error_classifier import ConnectionLost
+from gen_durable.pg.persistent_connection import PersistentConnection
 
 
 class Noting(PersistentConnection):

@@ -14,16 +14,16 @@ import pytest
 from tests.support.picker import Claimed
 
 from gen_durable import Durable, Start, job
-from gen_durable.config import WorkerOptions
 from gen_durable.core.services import services_of
 from gen_durable.engine import picker as picker_module
 from gen_durable.engine.pick_scan_positions import PickScanPositions
 from gen_durable.engine.picker import Picker
 from gen_durable.engine.slots import Slots
 from gen_durable.engine.task_set import TaskSet
-from gen_durable.pg.connection import PersistentConnection
-from gen_durable.pg.faults import ConnectionLost
+from gen_durable.pg.error_classifier import ConnectionLost
+from gen_durable.pg.persistent_connection import PersistentConnection
 from gen_durable.store.types import PickResult
+from gen_durable.worker_options import WorkerOptions
 
 LAZY = timedelta(hours=1)  # no poll comes to the rescue
 

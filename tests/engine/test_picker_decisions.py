@@ -11,12 +11,11 @@ from typing import Any, cast
 import pytest
 from tests.support.picker import Claimed
 
-from gen_durable.config import Queue, WorkerOptions
 from gen_durable.engine import picker as picker_module
 from gen_durable.engine.picker import MAX_UNCOMMITTED, UNCOMMITTED_PAUSE, Picker
 from gen_durable.engine.slots import NEVER, Slots
 from gen_durable.engine.task_set import TaskSet
-from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
+from gen_durable.pg.persistent_connection import ConnectionTarget, PersistentConnection
 from gen_durable.store.blocked_rows import BlockedRows
 from gen_durable.store.schema import Schema
 from gen_durable.store.statements import StatementBuilder
@@ -31,6 +30,7 @@ from gen_durable.telemetry import (
     RowsThrottled,
     RowsUnblocked,
 )
+from gen_durable.worker_options import Queue, WorkerOptions
 
 QUEUES = {"a": 2, "b": 3}
 

@@ -12,16 +12,16 @@ import pytest
 from tests.support.engine import Engine, opened
 from tests.worker.test_options_lease import dead_claim, double
 
-from gen_durable.config import WorkerOptions
 from gen_durable.core.services import services_of
-from gen_durable.decoder_fingerprints import DecoderFingerprints
 from gen_durable.engine import reaper as reaper_module
 from gen_durable.engine.crashed_row_slots import CrashedRowSlots
 from gen_durable.engine.reaper import UNKNOWN_STEPS_EVERY, Reaper
-from gen_durable.pg.connection import PersistentConnection
-from gen_durable.registry import Registry
+from gen_durable.pg.persistent_connection import PersistentConnection
+from gen_durable.signal_decoder_fingerprints import SignalDecoderFingerprints
+from gen_durable.step_registry import Registry
 from gen_durable.store.types import FollowUps
 from gen_durable.telemetry import ClaimsReaped, InstanceDeadLettered, RowsUnblocked, UnknownStepsFound
+from gen_durable.worker_options import WorkerOptions
 
 INTERVAL = 10.0
 
@@ -75,7 +75,7 @@ class Reaping:
             services.statements,
             WorkerOptions(**(given | options)),
             registry=Registry([], [double]),
-            fingerprints=DecoderFingerprints(Registry([], [double]), ""),
+            fingerprints=SignalDecoderFingerprints(Registry([], [double]), ""),
             notifier=cast(Any, self.told),
             events=e.app.events,
             dead_letters=cast(Any, self.told),

@@ -14,7 +14,6 @@ from tests.support.engine import NEVER, Engine, opened, seconds, soon
 from tests.worker.test_options_lease import dead_claim
 
 from gen_durable import Instance, Worker, job
-from gen_durable.config import WorkerOptions
 from gen_durable.core.background_task import BackgroundTask
 from gen_durable.core.services import services_of
 from gen_durable.engine import runtime as runtime_module
@@ -22,9 +21,10 @@ from gen_durable.engine.active_claim import ActiveClaim
 from gen_durable.engine.runtime import Runtime
 from gen_durable.engine.slow_commit_connections import SlowCommitConnections
 from gen_durable.engine.transactional_executor import TransactionalExecutor
-from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
-from gen_durable.registry import Registry
+from gen_durable.pg.persistent_connection import ConnectionTarget, PersistentConnection
+from gen_durable.step_registry import Registry
 from gen_durable.telemetry import QueueDrained
+from gen_durable.worker_options import WorkerOptions
 
 LAZY: dict[str, Any] = {
     "poll_interval": NEVER,

@@ -16,7 +16,7 @@ from gen_durable.core.services import services_of
 from gen_durable.engine import slow_commit_connections
 from gen_durable.engine.committer import CommitResult, Committer
 from gen_durable.engine.slow_commit_connections import SlowCommitConnections
-from gen_durable.pg.connection import PersistentConnection
+from gen_durable.pg.persistent_connection import PersistentConnection
 from gen_durable.store.statements import Statement, StatementBuilder
 from gen_durable.store.types import Commit, ManyChildren
 

@@ -17,7 +17,7 @@ from gen_durable.engine import step_limiter
 from gen_durable.engine.step_limiter import StepLimiter
 from gen_durable.errors import DatabaseUnavailable, LeaseLost
 from gen_durable.limits import Concurrency, Limit, Rate
-from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
+from gen_durable.pg.persistent_connection import ConnectionTarget, PersistentConnection
 from gen_durable.pg.sqlstate_errors import to_library_error
 from gen_durable.store.schema import Schema
 from gen_durable.store.statements import Statement, StatementBuilder

@@ -23,8 +23,8 @@ from gen_durable.engine.outcome_rejection import UnusableLimit
 from gen_durable.engine.thread_pool import ThreadPool
 from gen_durable.engine.transactional_executor import TransactionalExecutor
 from gen_durable.errors import InputError, InvalidOutcome, OutcomeRejected
-from gen_durable.pg.connection import ConnectionTarget
-from gen_durable.registry import Registry
+from gen_durable.pg.persistent_connection import ConnectionTarget
+from gen_durable.step_registry import Registry
 from gen_durable.store.schema import Schema
 from gen_durable.store.statements import StatementBuilder
 from gen_durable.store.types import Claim, Commit, FollowUps
@@ -85,7 +85,7 @@ class Opened:
         await self.e.app.insert(Scripted.write, None)
         pick = services.statements.pick("w", {"default": 1}, registry.known_steps, 60)
         (claim,) = (await services.pool.run(pick)).claims
-        return ActiveClaim(claim, registry.get(claim.machine, claim.version, claim.step), time.monotonic())
+        return ActiveClaim(claim, registry.get_known_step(claim.machine, claim.version, claim.step), time.monotonic())
 
     @property
     def is_in_transaction(self) -> bool:
@@ -351,7 +351,7 @@ async def test_without_a_connection_there_is_a_pause_after_each_try(
     registry = Registry([Scripted(done)])
     name = Scripted.__gen_durable__.name
     claim = Claim(7, name, 1, "write", "null", 0, 1, 0, "default", 0, None, None, None, None)
-    active = ActiveClaim(claim, registry.get(name, 1, "write"), time.monotonic())
+    active = ActiveClaim(claim, registry.get_known_step(name, 1, "write"), time.monotonic())
     task = asyncio.create_task(executor.execute_and_commit(active))
     assert await until_logged(caplog, "instance 7: no connection for its transaction") == 1
     task.cancel()

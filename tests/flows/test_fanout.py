@@ -34,7 +34,7 @@ from gen_durable.engine import outcome_encoder, single_outcome_flusher
 from gen_durable.engine.committer import CommitResult, Committer
 from gen_durable.engine.slow_commit_connections import SlowCommitConnections
 from gen_durable.errors import TooLarge
-from gen_durable.pg.connection import PersistentConnection
+from gen_durable.pg.persistent_connection import PersistentConnection
 from gen_durable.store.statements import StatementBuilder
 from gen_durable.store.types import Claim, Commit, FlushResult, ManyChildren
 

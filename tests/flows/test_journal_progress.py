@@ -19,7 +19,7 @@ from gen_durable import (
     Worker,
 )
 from gen_durable.core.services import services_of
-from gen_durable.pg.connection import PersistentConnection
+from gen_durable.pg.persistent_connection import PersistentConnection
 from gen_durable.store.journal import ProgressReport
 from gen_durable.store.statements import Statement
 

@@ -15,8 +15,8 @@ from tests.support.programs.limits import Task, work
 from gen_durable import Concurrency, Durable, Rate, Start, Worker
 from gen_durable.embedded import release, start
 from gen_durable.limits import Policy
-from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
 from gen_durable.pg.migrate import migrate
+from gen_durable.pg.persistent_connection import ConnectionTarget, PersistentConnection
 from gen_durable.store.schema import Schema
 from gen_durable.store.statements import StatementBuilder
 

@@ -12,9 +12,14 @@ import pytest
 from tests.support.hosts import Gating, Place, address_of, several
 
 from gen_durable.pg import dead_server_watchdog
-from gen_durable.pg.connect import ConnectionTarget, HostConnection, connect, connect_to_host
-from gen_durable.pg.dead_server_watchdog import Watchdog, find_server_problem
-from gen_durable.pg.dsn import Host, split_hosts
+from gen_durable.pg.dead_server_watchdog import DeadServerWatchdog, find_server_problem
+from gen_durable.pg.dsn import Host, split_dsn_by_host
+from gen_durable.pg.multi_host_connector import (
+    ConnectionTarget,
+    HostConnection,
+    connect_to_first_usable_host,
+    connect_to_host,
+)
 
 pytestmark = pytest.mark.direct("a pooler has no timeline")
 
@@ -25,17 +30,17 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def watched(dsn: str) -> HostConnection:
-    return await connect(ConnectionTarget(dsn, pooled=False))
+    return await connect_to_first_usable_host(ConnectionTarget(dsn, pooled=False))
 
 
 async def test_a_statement_that_ends_in_time_is_not_probed(dsn: str, gated: Gating) -> None:
     """No timer is left behind."""
     async with gated() as gate:
         target = ConnectionTarget(several(dsn, gate.place), pooled=False)
-        current = await connect(target)
+        current = await connect_to_first_usable_host(target)
         opened = gate.opened
         cut: list[HostConnection] = []
-        with Watchdog(current, target, cut.append):
+        with DeadServerWatchdog(current, target, cut.append):
             pass
         await asyncio.sleep(0.1)
         assert (gate.opened, cut) == (opened, [])
@@ -53,7 +58,7 @@ async def test_a_probe_ends_with_its_statement(dsn: str, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(dead_server_watchdog, "find_server_problem", find)
     current, cut = await watched(dsn), list[HostConnection]()
-    with Watchdog(current, ConnectionTarget(dsn), cut.append):
+    with DeadServerWatchdog(current, ConnectionTarget(dsn), cut.append):
         await began.wait()
     go.set()
     await asyncio.sleep(0.01)
@@ -74,7 +79,7 @@ async def test_a_server_is_probed_again_and_again(
     monkeypatch.setattr(dead_server_watchdog, "find_server_problem", find)
     current = await watched(dsn)
     with caplog.at_level(logging.WARNING, "gen_durable.pg"):
-        with Watchdog(current, ConnectionTarget(dsn), cut.put_nowait):
+        with DeadServerWatchdog(current, ConnectionTarget(dsn), cut.put_nowait):
             assert await asyncio.wait_for(cut.get(), 10) is current
         assert current.driver_connection.is_closed()
     (warning,) = caplog.messages
@@ -97,7 +102,7 @@ async def test_a_probe_names_itself_and_ends(dsn: str, monkeypatch: pytest.Monke
         return driver_connection
 
     monkeypatch.setattr(dead_server_watchdog, "connect_to_host", record)
-    (host,) = split_hosts(dsn).hosts
+    (host,) = split_dsn_by_host(dsn).hosts
     assert await probed(None, host) is None
     ((name, driver_connection),) = probes
     assert name == "gen_durable probe"
@@ -106,9 +111,9 @@ async def test_a_probe_names_itself_and_ends(dsn: str, monkeypatch: pytest.Monke
 
 async def test_a_server_that_rejects_the_probe_is_alive(dsn: str) -> None:
     """Here the database does not exist. Its timeline is unknown, so another host's says nothing."""
-    (host,) = split_hosts(dsn).hosts
+    (host,) = split_dsn_by_host(dsn).hosts
     missing = urlsplit(dsn)._replace(path="/missing").geturl()
-    (elsewhere,) = split_hosts(several(missing, address_of(dsn))).hosts
+    (elsewhere,) = split_dsn_by_host(several(missing, address_of(dsn))).hosts
     assert await probed(None, elsewhere, host) is None
     assert await probed(None, host, elsewhere) is None
 
@@ -116,14 +121,14 @@ async def test_a_server_that_rejects_the_probe_is_alive(dsn: str) -> None:
 async def test_a_server_that_cannot_report_its_timeline_is_alive(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A standby, or a pooler's console."""
     monkeypatch.setattr(dead_server_watchdog, "_TIMELINE", "select 1 / 0")
-    (host,) = split_hosts(dsn).hosts
+    (host,) = split_dsn_by_host(dsn).hosts
     assert await probed(None, host) is None
 
 
 async def test_a_server_that_answers_no_probe_is_dead(dsn: str, dead: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether it takes no connection, or takes one and says nothing more. A dead host beside it does not matter."""
-    (host,) = split_hosts(dsn).hosts
-    (refusing,) = split_hosts(several(dsn, dead)).hosts
+    (host,) = split_dsn_by_host(dsn).hosts
+    (refusing,) = split_dsn_by_host(several(dsn, dead)).hosts
     assert await probed(None, refusing, host) == "accepts no new connection"
     assert await probed(None, host, refusing) is None
     monkeypatch.setattr(dead_server_watchdog, "PROBE_TIMEOUT", 0.3)

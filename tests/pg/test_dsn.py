@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gen_durable.pg.dsn import split_hosts
+from gen_durable.pg.dsn import split_dsn_by_host
 
 WRITING = "target_session_attrs=read-write"
 
@@ -34,26 +34,26 @@ WRITING = "target_session_attrs=read-write"
 )  # fmt: skip
 def test_each_host_has_a_dsn(dsn: str, each: list[str]) -> None:
     """In the order given; of several one is wanted that can be written to, unless the DSN says otherwise."""
-    assert [host.dsn for host in split_hosts(dsn).hosts] == each
+    assert [host.dsn for host in split_dsn_by_host(dsn).hosts] == each
 
 
 @pytest.mark.parametrize(("said", "seconds"), [("2", 2.0), ("0.5", 0.5), ("0", None), ("soon", None)])
 def test_connect_timeout_is_read(said: str, seconds: float | None) -> None:
     """libpq's word for it; it is not passed on, for the server would refuse it."""
-    hosts = split_hosts(f"postgresql://one/db?connect_timeout={said}&sslmode=disable")
+    hosts = split_dsn_by_host(f"postgresql://one/db?connect_timeout={said}&sslmode=disable")
     assert hosts.timeout == seconds
     assert hosts.hosts[0].dsn == "postgresql://one/db?sslmode=disable"
 
 
 def test_no_password_is_shown() -> None:
-    hosts = split_hosts("postgresql://u:hush@one,two/db")
+    hosts = split_dsn_by_host("postgresql://u:hush@one,two/db")
     assert "hush" not in repr(hosts)
     assert [host.name for host in hosts.hosts] == ["one", "two"]
 
 
 def test_a_password_beside_settings_of_the_server() -> None:
     """An option that is not known may be a piece of a password, so no host is named; the DSN is read all the same."""
-    found = split_hosts("postgresql:///db?host=one,two&password=hush&work_mem=4MB&connect_timeout=3")
+    found = split_dsn_by_host("postgresql:///db?host=one,two&password=hush&work_mem=4MB&connect_timeout=3")
     assert [host.name for host in found.hosts] == ["host 1", "host 2"]
     assert [host.dsn for host in found.hosts] == [
         f"postgresql:///db?{WRITING}&host={name}&password=hush&work_mem=4MB" for name in ("one", "two")
@@ -64,5 +64,5 @@ def test_a_password_beside_settings_of_the_server() -> None:
 @pytest.mark.parametrize("password", ["hu,sh/x", "hu,sh?x", "hu,sh#x", "12,3/x"])
 def test_a_password_that_is_not_encoded(password: str) -> None:
     """Its pieces are not taken for hosts, which are named in messages."""
-    (host,) = split_hosts(f"postgresql://me:{password}@one/db").hosts
+    (host,) = split_dsn_by_host(f"postgresql://me:{password}@one/db").hosts
     assert host.name == "the host"

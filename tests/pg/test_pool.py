@@ -12,8 +12,8 @@ import pytest
 from tests.support.pauses import record_pauses
 
 from gen_durable.pg import pool as pool_module
-from gen_durable.pg.connection import ConnectionTarget
-from gen_durable.pg.faults import ConnectionLost
+from gen_durable.pg.error_classifier import ConnectionLost
+from gen_durable.pg.persistent_connection import ConnectionTarget
 from gen_durable.pg.pool import CallerPool, OwnPool, Pool
 from gen_durable.store.statements import Statement
 

@@ -12,7 +12,7 @@ import pytest
 
 from gen_durable import Context, Durable, Finished, Start, Worker, job
 from gen_durable.core.services import services_of
-from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
+from gen_durable.pg.persistent_connection import ConnectionTarget, PersistentConnection
 from gen_durable.store.statements import Statement
 from gen_durable.testing import throw_away_schema
 

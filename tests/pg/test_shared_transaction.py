@@ -9,8 +9,8 @@ import asyncpg
 import pytest
 
 from gen_durable.pg import shared_transaction
-from gen_durable.pg.connection import ConnectionTarget, PersistentConnection, RunStatement
-from gen_durable.pg.faults import ConnectionLost
+from gen_durable.pg.error_classifier import ConnectionLost
+from gen_durable.pg.persistent_connection import ConnectionTarget, PersistentConnection, RunStatement
 from gen_durable.pg.shared_transaction import SharedTransaction
 from gen_durable.store.statements import Statement
 

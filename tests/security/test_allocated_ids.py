@@ -17,7 +17,7 @@ from gen_durable.contrib.aes import AesGcm
 from gen_durable.core.services import services_of
 from gen_durable.encryption import PayloadContext
 from gen_durable.errors import DatabaseRefused
-from gen_durable.pg.faults import ConnectionLost
+from gen_durable.pg.error_classifier import ConnectionLost
 from gen_durable.store.statements import Statement
 
 KEY = AesGcm({"k1": secrets.token_bytes(32)})

@@ -12,8 +12,8 @@ from tests.support.engine import NEVER, opened
 from tests.support.roles import logins
 
 from gen_durable import Concurrency, Finished, Limit, Rate, Start, job
-from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
 from gen_durable.pg.migrate import migrate
+from gen_durable.pg.persistent_connection import ConnectionTarget, PersistentConnection
 from gen_durable.store.schema import Schema
 
 # The numbers that advisory locks of gates, of policies and of migrations would have, if there were any.

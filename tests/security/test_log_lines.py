@@ -10,7 +10,7 @@ from tests.support.canaries import echo
 from tests.support.engine import BRIEF, Opening
 from tests.support.hostile import ALL, FORGED
 
-from gen_durable.printable_text import escape_text
+from gen_durable.printable_text import escape_to_one_line
 from gen_durable.telemetry import InstanceDeadLettered, UnknownStepsFound
 
 pytestmark = pytest.mark.dirty
@@ -47,10 +47,10 @@ async def test_rows_forge_no_log_line(engine: Opening) -> None:
         parent.removeHandler(handler)
         parent.setLevel(level)
     lines = stream.getvalue().removesuffix("\n").split("\n")
-    start = escape_text(ALL)
+    start = escape_to_one_line(ALL)
     for words in (f"worker {start}: ", f"({start}machine.{start}step) was failed after", f"wait for {start}machine"):
         assert [line for line in lines if words in line and line.startswith("LOG ")], words
     assert f"RuntimeError: {start[:40]}" in "\n".join(lines)
     for line in lines:
-        assert escape_text(line) == line
+        assert escape_to_one_line(line) == line
         assert not line.startswith(FORGED)

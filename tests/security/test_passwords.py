@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 
 from gen_durable import Durable, SyncDurable, Worker, job
 from gen_durable.cli.app import app as cli
-from gen_durable.cli.database import describe_dsn
+from gen_durable.cli.database_opener import describe_dsn_without_password
 from gen_durable.errors import GenDurableError
-from gen_durable.pg.connection import ConnectionTarget
-from gen_durable.pg.dsn import find_tls_weakness, may_leak_password, split_hosts
+from gen_durable.pg.dsn import find_tls_weakness, may_password_be_in_other_parts, split_dsn_by_host
+from gen_durable.pg.persistent_connection import ConnectionTarget
 
 # Each piece is a word that no message contains by itself.
 PASSWORDS = {
@@ -121,11 +121,11 @@ async def open_and_close(app: Durable) -> None:
 @pytest.mark.parametrize("dsn", DSNS)
 def test_no_part_is_named(dsn: str) -> None:
     """By what names a DSN in messages: its description, its hosts, a warning about TLS, and their reprs."""
-    check(describe_dsn(dsn))
+    check(describe_dsn_without_password(dsn))
     check(repr(ConnectionTarget(dsn)))
     check(find_tls_weakness(dsn, {}) or "")
     try:
-        hosts = split_hosts(dsn)
+        hosts = split_dsn_by_host(dsn)
     except ValueError:
         return  # connecting reports it without its text
     check(repr(hosts) + "".join(host.name for host in hosts.hosts))
@@ -144,5 +144,5 @@ def test_no_part_is_named(dsn: str) -> None:
 )
 def test_a_clear_dsn_is_named(dsn: str) -> None:
     """Messages about it say where it leads."""
-    assert not may_leak_password(dsn)
-    assert describe_dsn(dsn) != "the database"
+    assert not may_password_be_in_other_parts(dsn)
+    assert describe_dsn_without_password(dsn) != "the database"

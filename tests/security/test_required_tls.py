@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 from gen_durable import Durable, SyncDurable
 from gen_durable.cli.app import app as cli
 from gen_durable.errors import ConfigError
-from gen_durable.pg import connect as connect_module
-from gen_durable.pg.connect import ConnectionTarget, connect
-from gen_durable.pg.dsn import REQUIRE_TLS_VARIABLE, check_required_tls, is_local_host
+from gen_durable.pg import multi_host_connector as connect_module
+from gen_durable.pg.dsn import REQUIRE_TLS_VARIABLE, are_all_hosts_local, check_required_tls
+from gen_durable.pg.multi_host_connector import ConnectionTarget, connect_to_first_usable_host
 
 SSL_REQUEST = struct.pack("!ii", 8, 80877103)
 WEAK: dict[str, tuple[str, dict[str, str]]] = {
@@ -100,7 +100,7 @@ def test_what_is_refused(case: str, monkeypatch: pytest.MonkeyPatch, resolver: l
 def test_what_is_allowed(case: str) -> None:
     dsn, environment = STRONG[case]
     check_required_tls("the DSN", dsn, environment)
-    assert is_local_host(dsn, environment) == ("db.invalid" not in dsn)
+    assert are_all_hosts_local(dsn, environment) == ("db.invalid" not in dsn)
 
 
 @pytest.mark.parametrize("value", ["require", "VERIFY-FULL", "on", True])
@@ -142,11 +142,11 @@ async def server_without_tls() -> AsyncGenerator[tuple[int, bytearray]]:
 @pytest.mark.parametrize("mode", ["", "&sslmode=prefer", "&sslmode=disable", "&sslmode=verify-full"])
 async def test_nothing_is_sent_without_tls(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the DSN says when a connection is made: the server gets the request for TLS, and nothing else."""
-    monkeypatch.setattr(connect_module, "is_local_host", lambda *_: False)
+    monkeypatch.setattr(connect_module, "are_all_hosts_local", lambda *_: False)
     async with server_without_tls() as (port, received):
         dsn = f"postgresql://someone:secret@127.0.0.1:{port}/x?sslrootcert={certifi.where()}{mode}"
         with pytest.raises((OSError, ConnectionError)):
-            await connect(ConnectionTarget(dsn, requires_tls=True))
+            await connect_to_first_usable_host(ConnectionTarget(dsn, requires_tls=True))
         assert bytes(received) == SSL_REQUEST
 
 

@@ -35,8 +35,8 @@ from gen_durable import (
 from gen_durable.cli.app import app as cli
 from gen_durable.contrib.aes import AesGcm
 from gen_durable.errors import ConfigError, DatabaseRefused, Duplicate, InputError, NoTarget, NotFound
-from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
 from gen_durable.pg.migrate import migrate
+from gen_durable.pg.persistent_connection import ConnectionTarget, PersistentConnection
 from gen_durable.store.schema import Schema
 
 LOGINS = (*GROUPS[1:], "stranger")

@@ -11,8 +11,8 @@ import pytest
 from tests.support.roles import GROUPS, make_roles
 
 from gen_durable.errors import DatabaseRefused
-from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
-from gen_durable.pg.migrate import migrate, roles_files
+from gen_durable.pg.migrate import list_roles_sql_files, migrate
+from gen_durable.pg.persistent_connection import ConnectionTarget, PersistentConnection
 from gen_durable.store.schema import Schema
 
 PLANTS = {
@@ -125,7 +125,7 @@ def test_what_is_planted_elsewhere_is_refused(dsn: str, used: str) -> None:
     """What would run with the rights of the owner, or show its rows, without being an object of the schema."""
     answers: dict[str, str] = {}
     # No savepoint: a function of ours is known by the number of its transaction.
-    scripts = [file.text.encode() for file in roles_files(Schema(used), used, functions_installed=False)]
+    scripts = [file.text.encode() for file in list_roles_sql_files(Schema(used), used, functions_installed=False)]
     with psycopg.connect(dsn) as connection:
         for name, plant in QUIET_PLANTS.items():
             connection.execute(f"create schema evil; {plant}".replace("@", f'"{used}"').encode())

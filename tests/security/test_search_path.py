@@ -19,7 +19,7 @@ from tests.support.roles import PASSWORD, login_dsn
 
 from gen_durable import Cancelled, Durable, Finished, SyncDurable
 from gen_durable.invariant_checker import diagnose
-from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
+from gen_durable.pg.persistent_connection import ConnectionTarget, PersistentConnection
 from gen_durable.store.schema import Schema
 
 TRAPS = [

@@ -20,18 +20,18 @@ from tests.support.hostile import ALL, FORGED, LINK, STRINGS, STYLE, store_hosti
 
 import gen_durable.cli
 from gen_durable.cli.app import app
-from gen_durable.cli.console import EscapingConsole, styled
+from gen_durable.cli.console import EscapingConsole, make_escaped_text
 from gen_durable.cli.demo.run_verifier import CheckResult, DemoReport, MachineTotals
 from gen_durable.cli.demo.view_protocol import DemoEvent, DemoState, EventImportance
 from gen_durable.cli.demo.views import LineView, LiveView, print_report
-from gen_durable.cli.tables import new_table
-from gen_durable.printable_text import TextBlock, escape_text
+from gen_durable.cli.tables import new_borderless_table
+from gen_durable.printable_text import TextBlock, escape_to_one_line
 
 __all__ = ["command_server", "run"]
 
 pytestmark = pytest.mark.dirty
 Run = Callable[..., CompletedProcess[str]]
-START = escape_text(STRINGS[0])
+START = escape_to_one_line(STRINGS[0])
 BAD = ALL.replace("=", "").replace("/", "")
 """As an argument: with everything in it, and of no form that an option takes."""
 UNREACHABLE = f"postgresql://user:pw@127.0.0.1:1/{ALL.replace('/', '').replace('#', '').replace('?', '')}"
@@ -111,7 +111,7 @@ def complete(words: list[str], dsn: str, schema: str) -> list[str]:
 def check_output(text: str) -> None:
     """Every line is printable, and none of them is the forged one."""
     for line in text.split("\n"):
-        assert escape_text(line) == line
+        assert escape_to_one_line(line) == line
         assert not line.startswith(FORGED)
 
 
@@ -260,14 +260,14 @@ def test_lines_of_the_demo(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_console_escapes_what_was_forgotten() -> None:
     """A `Text` that nothing has escaped, and a plain string in a table."""
     console = EscapingConsole(file=StringIO(), width=2000, color_system=None)
-    table = new_table()
+    table = new_borderless_table()
     table.add_column("a")
     table.add_row(ALL)
-    for thing in (ALL, table, Text(ALL.replace("\n", "")), Text("hidden \u3164"), styled(ALL)):
+    for thing in (ALL, table, Text(ALL.replace("\n", "")), Text("hidden \u3164"), make_escaped_text(ALL)):
         console.print(thing)
     assert isinstance(console.file, StringIO)
     check_output(console.file.getvalue())
-    block = styled(TextBlock(f"a\n{FORGED}"))
+    block = make_escaped_text(TextBlock(f"a\n{FORGED}"))
     assert block.plain == f"  a\n  {FORGED}"
 
 

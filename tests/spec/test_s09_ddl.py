@@ -10,8 +10,8 @@ from tests.support.spec import Engine, Opening, go
 
 from gen_durable import Durable
 from gen_durable.errors import SchemaTooNew
-from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
 from gen_durable.pg.migrate import migrate
+from gen_durable.pg.persistent_connection import ConnectionTarget, PersistentConnection
 from gen_durable.store.schema import Schema
 
 INSTANCE = {

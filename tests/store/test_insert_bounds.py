@@ -8,7 +8,7 @@ import pytest
 from tests.support.machine import M
 from tests.support.store import Store
 
-from gen_durable.pg.faults import SqlError
+from gen_durable.pg.error_classifier import SqlError
 from gen_durable.starts import Start
 from gen_durable.validation import MAX_BATCH, MAX_DEPTH, MAX_KEY, MAX_METADATA, MAX_PAYLOAD
 

@@ -11,7 +11,7 @@ from tests.support.machine import M
 from tests.support.rows import LIVE
 from tests.support.store import Store
 
-from gen_durable.pg.faults import SqlError
+from gen_durable.pg.error_classifier import SqlError
 from gen_durable.starts import Start
 from gen_durable.store.types import Commit
 from gen_durable.validation import MAX_DEPTH, MAX_KEY, MAX_METADATA, MAX_PAYLOAD

@@ -1,4 +1,4 @@
-"""`migrate` and `check_schema` refuse schemas of others and of unreleased versions, and change nothing in them."""
+"""`migrate` and `check_schema_version` refuse schemas of others and of unreleased versions, and leave them alone."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tests.support.old_layout import old_layout
 
 from gen_durable import Durable
 from gen_durable.errors import DatabaseRefused, SchemaConflict, SchemaMissing
-from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
-from gen_durable.pg.migrate import check_schema, migrate
+from gen_durable.pg.migrate import check_schema_version, migrate
+from gen_durable.pg.persistent_connection import ConnectionTarget, PersistentConnection
 from gen_durable.store import schema as schema_files
 from gen_durable.store.schema import Schema
 
@@ -56,7 +56,7 @@ async def test_foreign_objects_are_refused(dsn: str, bare_schema: str, sql: str)
     async with connected(dsn) as connection:
         await connection.run_script(f"create schema {bare_schema}; {sql.format(bare_schema)}")
         before = await objects(connection, bare_schema)
-        for refuses in (migrate, check_schema):
+        for refuses in (migrate, check_schema_version):
             with pytest.raises(
                 SchemaConflict, match=r"already holds objects .*\. Nothing was changed\. Use another schema"
             ):
@@ -83,9 +83,9 @@ async def test_an_empty_schema_is_used(dsn: str, bare_schema: str) -> None:
             f"alter default privileges in schema {bare_schema} grant select on tables to public"
         )
         with pytest.raises(SchemaMissing, match=r"the database has no gen_durable schema .* run `gen-durable migrate`"):
-            await check_schema(connection, Schema(bare_schema))
+            await check_schema_version(connection, Schema(bare_schema))
         assert len(await migrate(connection, Schema(bare_schema))) == 1
-        await check_schema(connection, Schema(bare_schema))
+        await check_schema_version(connection, Schema(bare_schema))
 
 
 async def test_objects_added_after_the_migration_are_fine(dsn: str, schema: str) -> None:
@@ -93,7 +93,7 @@ async def test_objects_added_after_the_migration_are_fine(dsn: str, schema: str)
     async with connected(dsn) as connection:
         await connection.run_script(f"create table {schema}.gen_durable (id int)")
         assert await migrate(connection, Schema(schema)) == []
-        await check_schema(connection, Schema(schema))
+        await check_schema_version(connection, Schema(schema))
 
 
 OLD = {

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gen_durable.codec import Codec
+from gen_durable.json_codec import JsonCodec
 
 TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)), max_size=6)
 FLOATS = st.floats(allow_nan=False, allow_infinity=False) | st.sampled_from(
@@ -37,7 +37,7 @@ class Holder(msgspec.Struct):
 HOLDERS = st.builds(Holder, TEXT, FLOATS, st.dictionaries(TEXT, VALUES, max_size=3), NUMBERS)
 
 
-def check_round_trip(dsn: str, codec: Codec[Any], values: list[Any]) -> None:
+def check_round_trip(dsn: str, codec: JsonCodec[Any], values: list[Any]) -> None:
     encoded = [codec.encode_and_decode(value, canonical=True) for value in values]
 
     async def stored() -> list[str]:
@@ -59,13 +59,13 @@ def check_round_trip(dsn: str, codec: Codec[Any], values: list[Any]) -> None:
 @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 @given(values=st.lists(VALUES, min_size=1, max_size=40))
 def test_any_value_survives_jsonb_as_it_is(dsn: str, values: list[Any]) -> None:
-    check_round_trip(dsn, Codec(Any, "a state"), values)
+    check_round_trip(dsn, JsonCodec(Any, "a state"), values)
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(values=st.lists(HOLDERS, min_size=1, max_size=20))
 def test_a_typed_value_survives_jsonb_as_it_is(dsn: str, values: list[Any]) -> None:
-    check_round_trip(dsn, Codec(Holder, "a state"), values)
+    check_round_trip(dsn, JsonCodec(Holder, "a state"), values)
 
 
 @pytest.mark.parametrize(
@@ -79,4 +79,4 @@ def test_a_typed_value_survives_jsonb_as_it_is(dsn: str, values: list[Any]) -> N
     ],
 )
 def test_known_differences(dsn: str, type_: Any, value: Any) -> None:
-    check_round_trip(dsn, Codec(type_, "a state"), [value])
+    check_round_trip(dsn, JsonCodec(type_, "a state"), [value])

@@ -15,9 +15,9 @@ from tests.support.pauses import record_pauses
 
 from gen_durable.errors import ConfigError, DatabaseRefused, SchemaMissing, SchemaTooNew
 from gen_durable.pg import migrate as migrate_module
-from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
-from gen_durable.pg.installed_version import InstalledSchema, read_installed
-from gen_durable.pg.migrate import check_schema, library_version, migrate, migration_script
+from gen_durable.pg.installed_schema import InstalledSchema, read_installed_schema
+from gen_durable.pg.migrate import check_schema_version, library_schema_version, make_migration_script, migrate
+from gen_durable.pg.persistent_connection import ConnectionTarget, PersistentConnection
 from gen_durable.starts import Start
 from gen_durable.store import schema as schema_files
 from gen_durable.store.schema import Schema
@@ -25,7 +25,7 @@ from gen_durable.store.statements import StatementBuilder
 
 PROGRAM = """
 import asyncio, sys
-from gen_durable.pg.connection import PersistentConnection, ConnectionTarget
+from gen_durable.pg.persistent_connection import PersistentConnection, ConnectionTarget
 from gen_durable.pg.migrate import migrate
 from gen_durable.store.schema import Schema
 
@@ -42,11 +42,11 @@ async def test_migrate_is_idempotent(dsn: str, bare_schema: str) -> None:
     """The first call applies every version, the second none, and the data stays."""
     schema, link = Schema(bare_schema), PersistentConnection(ConnectionTarget(dsn))
     try:
-        assert await read_installed(link, schema) == InstalledSchema()
+        assert await read_installed_schema(link, schema) == InstalledSchema()
         with pytest.raises(SchemaMissing, match="migrate"):
-            await check_schema(link, schema)
-        assert await migrate(link, schema) == [library_version(schema)]
-        await check_schema(link, schema)
+            await check_schema_version(link, schema)
+        assert await migrate(link, schema) == [library_schema_version(schema)]
+        await check_schema_version(link, schema)
         await link.run(StatementBuilder(schema).insert([Start(M.s, {})], "raise"))
         assert await migrate(link, schema) == []
         assert len((await link.run(StatementBuilder(schema).pick("w", {"default": 5}, KNOWN, 60))).claims) == 1
@@ -61,7 +61,7 @@ async def test_eight_processes_at_once(dsn: str, bare_schema: str) -> None:
     started = [await asyncio.create_subprocess_exec(*arguments, stdout=pipe, stderr=pipe) for _ in range(8)]
     ended = [await process.communicate() for process in started]
     assert [process.returncode for process in started] == [0] * 8, [err.decode() for _, err in ended]
-    applied = str([library_version(Schema(bare_schema))])
+    applied = str([library_schema_version(Schema(bare_schema))])
     assert sorted(out.decode().strip() for out, _ in ended) == sorted([applied] + ["[]"] * 7)
 
 
@@ -135,7 +135,7 @@ async def test_a_newer_database_is_refused(dsn: str, bare_schema: str) -> None:
         await link.run_script(schema.render("insert into @schema.migrations (version) values (999)"))
         with pytest.raises(SchemaTooNew, match="999"):
             await migrate(link, schema)
-        await check_schema(link, schema)
+        await check_schema_version(link, schema)
     finally:
         await link.close()
 
@@ -149,10 +149,10 @@ async def test_an_older_schema_is_brought_along(dsn: str, schema: str, later_ver
         with pytest.raises(
             SchemaMissing, match=f"is at schema version {later_version - 1}, this library needs {later_version}"
         ):
-            await check_schema(link, checked)
+            await check_schema_version(link, checked)
         await link.run_script(checked.render("drop function @schema.heartbeat cascade"))
         assert await migrate(link, checked) == [later_version]
-        await check_schema(link, checked)
+        await check_schema_version(link, checked)
         (claim,) = (await link.run(StatementBuilder(checked).pick("w", {"default": 5}, KNOWN, 60))).claims
         assert await link.run(StatementBuilder(checked).heartbeat([(claim.id, claim.epoch)], 60)) == []
     finally:
@@ -205,12 +205,12 @@ async def test_two_schemas_do_not_meet(dsn: str, bare_schema: str) -> None:
 async def test_the_script_runs_as_it_is_printed(dsn: str, bare_schema: str) -> None:
     """What `migrate --sql` prints can be run by any client, and leaves nothing for migrate to do."""
     schema, link = Schema(bare_schema), PersistentConnection(ConnectionTarget(dsn))
-    sql = migration_script(schema, 0)
+    sql = make_migration_script(schema, 0)
     assert "@schema" not in sql
     try:
         await link.run_script(sql)
         assert await migrate(link, schema) == []
-        assert migration_script(schema, library_version(schema)) == ""
+        assert make_migration_script(schema, library_schema_version(schema)) == ""
     finally:
         await link.close()
 

@@ -22,8 +22,8 @@ from tests.support.machine import KNOWN, M, child, fan_out, send
 from tests.support.store import Store
 
 from gen_durable.operations.start_or_update import make_debounce, make_signal_or_start
-from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
 from gen_durable.pg.migrate import migrate
+from gen_durable.pg.persistent_connection import ConnectionTarget, PersistentConnection
 from gen_durable.signals import Signal
 from gen_durable.starts import Start
 from gen_durable.store.journal import ActivityRecord, Fence, JournalStatementBuilder, ProgressReport

@@ -15,15 +15,15 @@ from tests.store.test_plans import counted
 from tests.support.rows import ended, parent
 from tests.support.store import Store
 
-from gen_durable.config import WorkerOptions
 from gen_durable.engine import gc as gc_module
 from gen_durable.engine.gc import Gc
-from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
 from gen_durable.pg.migrate import migrate
+from gen_durable.pg.persistent_connection import ConnectionTarget, PersistentConnection
 from gen_durable.retention import Retention
 from gen_durable.store.retention import RetentionStatementBuilder
 from gen_durable.store.schema import Schema
 from gen_durable.telemetry import Events
+from gen_durable.worker_options import WorkerOptions
 
 KEPT = 100_000
 SEED = f"""

@@ -17,8 +17,8 @@ from tests.support.machine import KNOWN
 from tests.support.store import Store
 
 from gen_durable.limits import Concurrency, Limit, Rate
-from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
 from gen_durable.pg.migrate import migrate
+from gen_durable.pg.persistent_connection import ConnectionTarget, PersistentConnection
 from gen_durable.store.schema import Schema
 from gen_durable.store.types import Commit
 

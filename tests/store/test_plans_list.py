@@ -18,8 +18,8 @@ from tests.store.test_plans import counted, plans_of
 from tests.support.store import Store
 
 from gen_durable.listing import Filters, encode_filters
-from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
 from gen_durable.pg.migrate import migrate
+from gen_durable.pg.persistent_connection import ConnectionTarget, PersistentConnection
 from gen_durable.store.schema import Schema
 from gen_durable.store.statements import Statement
 

@@ -15,15 +15,15 @@ import pytest
 from tests.store.test_plans import counted
 from tests.support.store import Store
 
-from gen_durable.config import WorkerOptions
-from gen_durable.decoder_fingerprints import DecoderFingerprints
 from gen_durable.engine.crashed_row_slots import CrashedRowSlots
 from gen_durable.engine.reaper import UNBLOCK_BATCH, Reaper
-from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
 from gen_durable.pg.migrate import migrate
-from gen_durable.registry import Registry
+from gen_durable.pg.persistent_connection import ConnectionTarget, PersistentConnection
+from gen_durable.signal_decoder_fingerprints import SignalDecoderFingerprints
+from gen_durable.step_registry import Registry
 from gen_durable.store.schema import Schema
 from gen_durable.telemetry import Events
+from gen_durable.worker_options import WorkerOptions
 
 KEYS = 50_000
 MISSED = 25
@@ -86,7 +86,7 @@ def test_six_rounds_of_the_reaper_find_every_missed_row_among_100_000_keys(block
         blocked.calls,
         WorkerOptions(queues={}),
         registry=Registry((), ()),
-        fingerprints=DecoderFingerprints(Registry((), ()), ""),
+        fingerprints=SignalDecoderFingerprints(Registry((), ()), ""),
         notifier=cast(Any, woken),
         events=Events(),
         dead_letters=None,

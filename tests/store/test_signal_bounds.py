@@ -7,7 +7,7 @@ from tests.support.machine import M
 from tests.support.rows import instance
 from tests.support.store import Store
 
-from gen_durable.pg.faults import SqlError
+from gen_durable.pg.error_classifier import SqlError
 from gen_durable.starts import Start
 from gen_durable.validation import MAX_DEPTH, MAX_KEY, MAX_PAYLOAD
 

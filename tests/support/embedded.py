@@ -21,9 +21,9 @@ import psycopg
 import pytest
 
 from gen_durable import embedded
-from gen_durable.embedded import binaries, layout, postmaster_process
+from gen_durable.embedded import binaries, layout, postmaster_pid
 from gen_durable.embedded import server_share as embedded_join
-from gen_durable.embedded.account import Account
+from gen_durable.embedded.postgres_account import PostgresAccount
 
 T = TypeVar("T")
 SOURCE = Path(embedded.__file__).parents[2]
@@ -155,7 +155,7 @@ class EmbeddedDirectory:
 
     def postmaster(self) -> int:
         """The process id of the server, which must run."""
-        pid = postmaster_process.find_postmaster_pid(self.layout)
+        pid = postmaster_pid.find_postmaster_pid(self.layout)
         assert pid is not None
         return pid
 
@@ -188,7 +188,7 @@ class EmbeddedDirectory:
             # Asked, a supervisor need not linger; a server whose supervisor was killed gets one to be asked.
             before = self.supervisors()
             if self.directory.stat().st_uid == os.geteuid():
-                embedded_join.ensure_supervisor(self.layout, binaries.find_binaries())
+                embedded_join.start_supervisor_if_missing(self.layout, binaries.find_binaries())
             self.until(lambda: self.supervisors() != before or self.alive(before[-1]), "a supervisor")
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.supervisors()[-1], signal.SIGTERM)
@@ -254,7 +254,7 @@ def open_files(directory: Path) -> list[str]:
 @pytest.fixture
 def prepared(tmp_path: Path) -> layout.Layout:
     """The directory of a server that was never started."""
-    return layout.prepare_layout(tmp_path / ".gen_durable")
+    return layout.create_layout_directory(tmp_path / ".gen_durable")
 
 
 @pytest.fixture
@@ -262,22 +262,22 @@ def bare(open_air: Path) -> str:
     """The embedded server and what it imports, as a path to import from, for interpreters without the rest."""
     package = open_air / "bare" / "gen_durable"
     shutil.copytree(SOURCE / "gen_durable" / "embedded", package / "embedded")
-    for module in ("errors.py", "loggers.py", "printable_text.py"):
+    for module in ("errors.py", "escaping_loggers.py", "printable_text.py"):
         shutil.copy(SOURCE / "gen_durable" / module, package)
     (package / "__init__.py").touch()
     return str(package.parent)
 
 
 @pytest.fixture
-def nobody() -> Account:
+def nobody() -> PostgresAccount:
     """Somebody else than us."""
     if os.geteuid() != 0:
         pytest.skip("only root can become somebody else")
-    return Account(65534, 65534)
+    return PostgresAccount(65534, 65534)
 
 
 @pytest.fixture
-def group_of_root(nobody: Account) -> Iterator[int]:
+def group_of_root(nobody: PostgresAccount) -> Iterator[int]:
     """A group that this process has beside its own, and `nobody` has not."""
     kept = os.getgroups()
     assert nobody.gid not in kept
@@ -287,10 +287,10 @@ def group_of_root(nobody: Account) -> Iterator[int]:
 
 
 @pytest.fixture
-def nobodys_python(nobody: Account) -> str:
+def nobodys_python(nobody: PostgresAccount) -> str:
     """An interpreter that `nobody` can run; ours may lie in a closed directory."""
     for name in (sys.executable, "/usr/bin/python3", "/usr/local/bin/python3"):
-        if Path(name).exists() and nobody.can_run(Path(name)):
+        if Path(name).exists() and nobody.can_run_program(Path(name)):
             version = subprocess.check_output([name, "-c", "import sys; print(sys.version_info >= (3, 11))"], text=True)
             if version.strip() == "True":
                 return name

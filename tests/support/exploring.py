@@ -14,8 +14,8 @@ import pytest
 from tests.support.breakpoints import BREAKPOINT, Cure, instrumented
 from tests.support.explorer import Explorer, Sample
 
-from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
 from gen_durable.pg.migrate import migrate
+from gen_durable.pg.persistent_connection import ConnectionTarget, PersistentConnection
 from gen_durable.store.schema import Schema
 from gen_durable.store.statements import StatementBuilder
 

@@ -9,8 +9,8 @@ from urllib.parse import urlsplit, urlunsplit
 
 import psycopg
 
-from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
 from gen_durable.pg.migrate import migrate
+from gen_durable.pg.persistent_connection import ConnectionTarget, PersistentConnection
 from gen_durable.store.schema import Schema
 
 GROUPS = ("owner", "worker", "client", "producer", "reader", "viewer", "admin")

@@ -17,8 +17,8 @@ import asyncpg
 import psycopg
 
 from gen_durable.errors import DatabaseUnavailable
-from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
 from gen_durable.pg.migrate import migrate
+from gen_durable.pg.persistent_connection import ConnectionTarget, PersistentConnection
 from gen_durable.store.schema import Schema, checks
 
 Problems = dict[str, list[tuple[int, str]]]

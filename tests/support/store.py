@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import pytest
 from tests.support.machine import KNOWN
 
-from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
+from gen_durable.pg.persistent_connection import ConnectionTarget, PersistentConnection
 from gen_durable.starts import Start
 from gen_durable.store.instance_admin import InstanceAdminStatementBuilder
 from gen_durable.store.schema import Schema

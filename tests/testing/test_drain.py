@@ -344,7 +344,7 @@ async def test_a_harness_must_be_open(durable_harness: HarnessFactory) -> None:
 
 
 async def _sql(harness: Harness, sql: str) -> None:
-    from gen_durable.pg.connection import PersistentConnection
+    from gen_durable.pg.persistent_connection import PersistentConnection
 
     link = PersistentConnection(services_of(harness.app).connection_target)
     await link.run_script(sql)

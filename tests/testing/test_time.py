@@ -9,7 +9,7 @@ import pytest
 from gen_durable import Await, Context, Done, Fail, Machine, Next, Outcome, Retry, RetryPolicy, Signal, Start, job, step
 from gen_durable.core.services import services_of
 from gen_durable.errors import InputError
-from gen_durable.pg.connection import PersistentConnection
+from gen_durable.pg.persistent_connection import PersistentConnection
 from gen_durable.testing import HarnessFactory
 
 answer = Signal("answer", str)

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from tests.support.length import short_or_long
 
-from gen_durable.codec import stored_size
+from gen_durable.json_codec import written_out_size
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))  # the tools are not installed
@@ -46,7 +46,7 @@ def test_every_instance_ends_as_expected(tmp_path: Path) -> None:
 def test_values_are_as_large_as_they_say(kind: str) -> None:
     for size in (1000, 994_000):
         value = Value(kind, size, 7)
-        assert 0.6 * size < stored_size(msgspec.json.encode(value.build())) <= size
+        assert 0.6 * size < written_out_size(msgspec.json.encode(value.build())) <= size
         assert value.matches(msgspec.json.decode(msgspec.json.encode(value.build())))
 
 

@@ -75,23 +75,23 @@ def test_the_excuses_fit_the_code() -> None:
 
 
 def test_an_excuse_outlives_a_shift_and_not_a_change() -> None:
-    (first, *_) = find_mutations((PACKAGE / "codec.py").read_text("utf-8"))
-    good = Excuse("codec.py", first.function, first.text, first.changed, "equivalent")
+    (first, *_) = find_mutations((PACKAGE / "json_codec.py").read_text("utf-8"))
+    good = Excuse("json_codec.py", first.function, first.text, first.changed, "equivalent")
     assert list(problems([good], PACKAGE)) == []
-    (problem,) = problems([Excuse("codec.py", first.function, "gone()", None, "equivalent")], PACKAGE)
+    (problem,) = problems([Excuse("json_codec.py", first.function, "gone()", None, "equivalent")], PACKAGE)
     assert "no such mutation" in problem
 
 
 def test_a_mutant_is_killed_by_a_test_that_fails_only_with_it(dsn: str) -> None:
     """A copy of the tree is changed, not the tree; a change without an effect survives."""
-    before = (PACKAGE / "codec.py").read_text("utf-8")
-    tests = ["tests/unit/test_codec_decode.py"]
+    before = (PACKAGE / "json_codec.py").read_text("utf-8")
+    tests = ["tests/unit/test_json_codec_decode.py"]
     deadly = Mutation("drop statement", "", 1, (1, 1), "", 0, "", "raise RuntimeError\n")
     harmless = Mutation("drop statement", "", 1, (1, 1), "", 0, "", "# nothing\n")
     tree = Tree(dsn)
     try:
-        assert tree.try_out("codec.py", deadly, tests, 10).state == "killed"
-        assert tree.try_out("codec.py", harmless, tests, 10).state == "survived"
+        assert tree.try_out("json_codec.py", deadly, tests, 10).state == "killed"
+        assert tree.try_out("json_codec.py", harmless, tests, 10).state == "survived"
     finally:
         tree.close()
-    assert (PACKAGE / "codec.py").read_text("utf-8") == before
+    assert (PACKAGE / "json_codec.py").read_text("utf-8") == before

@@ -17,7 +17,7 @@ from gen_durable.jobs import job
 from gen_durable.machines import Machine, step
 from gen_durable.outcomes import Done, Outcome
 from gen_durable.signals import Received, Signal
-from gen_durable.testing.contexts import ExecutionWithoutClaim
+from gen_durable.testing.step_contexts import ExecutionWithoutClaim
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 

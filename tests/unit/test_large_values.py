@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from gen_durable.codec import Codec, encode, encode_metadata, stored_size
 from gen_durable.errors import TooLarge
+from gen_durable.json_codec import JsonCodec, encode_json, encode_metadata, written_out_size
 from gen_durable.validation import MAX_PAYLOAD
 
 
@@ -32,7 +32,7 @@ VALUES: dict[str, Any] = {
 @pytest.mark.parametrize("kind", VALUES)
 def test_a_megabyte_of_any_kind_is_encoded_in_a_fraction_of_a_second(kind: str) -> None:
     """Brackets took a second of CPU time, nulls and objects a tenth."""
-    codec: Codec[Any] = Codec(Any, "a state")
+    codec: JsonCodec[Any] = JsonCodec(Any, "a state")
     began = time.process_time()
     codec.encode_and_decode(VALUES[kind], canonical=True)
     assert time.process_time() - began < 0.6
@@ -43,13 +43,13 @@ def test_numbers_count_with_the_digits_that_the_database_writes(number: float, d
     """20 KB of 1e300 are a megabyte in each row, claim and answer."""
     count = MAX_PAYLOAD // digits + 1
     with pytest.raises(TooLarge, match="with its numbers written out"):
-        encode([number] * count, "a state")
-    encode([number] * (count // 2), "a state")
+        encode_json([number] * count, "a state")
+    encode_json([number] * (count // 2), "a state")
 
 
 def test_digits_in_texts_do_not_count() -> None:
     text = "1e300" * (MAX_PAYLOAD // 6)
-    assert stored_size(encode([text, '\\"1e300'], "a state")) < MAX_PAYLOAD
+    assert written_out_size(encode_json([text, '\\"1e300'], "a state")) < MAX_PAYLOAD
     with pytest.raises(TooLarge, match="metadata is"):
         encode_metadata({"x": [1e300] * 30})
 
@@ -67,7 +67,7 @@ class Watching:
 
 def test_a_large_value_is_decoded_without_garbage_collections() -> None:
     """They would walk over it again and again. Afterwards they go on, unless the caller has turned them off."""
-    codec: Codec[Watching] = Codec(Watching, "a state")
+    codec: JsonCodec[Watching] = JsonCodec(Watching, "a state")
     Watching.collected.clear()
     large = b'{"text": "%s"}' % (b"x" * 100_000)
     assert codec.decode(b'{"text": "x"}') == Watching("x")

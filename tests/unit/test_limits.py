@@ -9,7 +9,7 @@ import pytest
 
 from gen_durable.errors import ConfigError, DefinitionError, InputError, TooLarge
 from gen_durable.jobs import job
-from gen_durable.limits import MAX_SLOTS, Concurrency, Limit, Rate, check_limit_policies, to_limits
+from gen_durable.limits import MAX_SLOTS, Concurrency, Limit, Rate, check_limit_policies, parse_limit_argument
 from gen_durable.starts import Start
 
 DAY = timedelta(days=1)
@@ -46,27 +46,27 @@ def test_rates_are_above_zero(arguments: dict[str, Any], words: str) -> None:
 
 
 def test_the_period_is_from_one_token_to_the_next() -> None:
-    assert Rate(100, timedelta(minutes=1)).period == 0.6
-    assert Rate(1, DAY).period == 86_400
+    assert Rate(100, timedelta(minutes=1)).seconds_per_token == 0.6
+    assert Rate(1, DAY).seconds_per_token == 86_400
     assert Rate(100, 60) == Rate(100, timedelta(minutes=1))
 
 
 def test_a_limit_is_named_in_three_ways() -> None:
     """By its name, with a partition, or with a weight; or by a list of these."""
-    assert to_limits("a", "x") == (Limit("a"),)
-    assert to_limits(("a", "t/1"), "x") == (Limit("a", "t/1"),)
-    assert to_limits(["a", Limit("b", "t", weight=3)], "x") == (Limit("a"), Limit("b", "t", 3))
-    assert to_limits([], "x") == ()
-    assert [limit.key for limit in to_limits(["a", ("a", "t/1")], "x")] == ["a", "a/t/1"]
+    assert parse_limit_argument("a", "x") == (Limit("a"),)
+    assert parse_limit_argument(("a", "t/1"), "x") == (Limit("a", "t/1"),)
+    assert parse_limit_argument(["a", Limit("b", "t", weight=3)], "x") == (Limit("a"), Limit("b", "t", 3))
+    assert parse_limit_argument([], "x") == ()
+    assert [limit.key for limit in parse_limit_argument(["a", ("a", "t/1")], "x")] == ["a", "a/t/1"]
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "x" * 201, 5, None, ("a",), ("a", 5), ("a", ""), ("a", "b", 3), {"a": 1}])
 def test_other_names_are_refused(name: Any) -> None:
     """With the kind of error that the place asks for, and where it was said."""
     with pytest.raises(InputError):
-        to_limits(name, "limit")
+        parse_limit_argument(name, "limit")
     with pytest.raises(DefinitionError, match="the limit of step x"):
-        to_limits(name, "the limit of step x", DefinitionError)
+        parse_limit_argument(name, "the limit of step x", DefinitionError)
     if name is not None:
         with pytest.raises(InputError):
             Start(some, 1, limit=name)

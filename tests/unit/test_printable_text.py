@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.hostile import ALL, FORGED
 
-from gen_durable.printable_text import TextBlock, escape_lines, escape_text, format_exception
+from gen_durable.printable_text import TextBlock, escape_lines, escape_to_one_line, format_exception_escaped
 
 ACTING = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 
@@ -30,27 +30,27 @@ ACTING = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
     ],
 )
 def test_one_line(text: str, shown: str) -> None:
-    assert escape_text(text) == shown
+    assert escape_to_one_line(text) == shown
 
 
 @given(st.text(st.characters()))
 def test_nothing_that_acts_is_left(text: str) -> None:
-    shown = escape_text(text)
+    shown = escape_to_one_line(text)
     assert not {unicodedata.category(character) for character in shown} & ACTING
-    assert escape_text(shown) == shown
+    assert escape_to_one_line(shown) == shown
     assert shown.encode().decode() == shown  # lone surrogates could not be printed
 
 
 @given(st.text(st.characters(categories=["L", "N", "P", "S", "Zs"], exclude_characters="\u115f\u1160\u3164\uffa0")))
 def test_printable_text_is_unchanged(text: str) -> None:
-    assert escape_text(text) == text
+    assert escape_to_one_line(text) == text
 
 
 @given(st.text(st.characters()))
 def test_each_line_of_a_block_is_indented(text: str) -> None:
     lines = escape_lines(text).split("\n")
     assert len(lines) == text.count("\n") + 1
-    assert all(line.startswith("  ") and escape_text(line) == line for line in lines)
+    assert all(line.startswith("  ") and escape_to_one_line(line) == line for line in lines)
 
 
 def test_a_block_is_a_text() -> None:
@@ -62,11 +62,11 @@ def test_an_exception() -> None:
     """As Python prints it, and no line of its message begins where a line of the program does."""
     with pytest.raises(KeyError) as caught:
         {}["no luck"]
-    assert format_exception(caught.value) + "\n" == "".join(traceback.format_exception(caught.value))
+    assert format_exception_escaped(caught.value) + "\n" == "".join(traceback.format_exception_escaped(caught.value))
     for raised in (ValueError(ALL), ExceptionGroup(ALL, [KeyError(ALL), OSError(1, ALL, ALL)])):
         raised.add_note(ALL)
-        shown = format_exception(raised)
+        shown = format_exception_escaped(raised)
         assert "\\x1b[2J" in shown
         for line in shown.split("\n"):
-            assert escape_text(line) == line
+            assert escape_to_one_line(line) == line
             assert not line.startswith(FORGED)

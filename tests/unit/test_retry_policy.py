@@ -10,8 +10,8 @@ import pytest
 from gen_durable import Abort, Context, Done, Fail, Machine, Next, Outcome, RetryPolicy, backoff, job, step
 from gen_durable.errors import DefinitionError
 from gen_durable.machines import ON_ERROR_TIMEOUT
-from gen_durable.registry import Registry
 from gen_durable.retry_policy import DEFAULT_POLICY
+from gen_durable.step_registry import Registry
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ def plain_job() -> None: ...
 
 def attempts_of(owner: Any, step: str = "start") -> Any:
     registry = Registry([owner]) if isinstance(owner, Machine) else Registry([], [owner])
-    policy = registry.get(registry.specs[0].name, 1, step).retry
+    policy = registry.get_known_step(registry.specs[0].name, 1, step).retry
     return None if policy is None else policy.attempts
 
 

@@ -17,8 +17,8 @@ from gen_durable import Context, Durable, ScheduleChildren, Start
 from gen_durable.core.services import services_of
 from gen_durable.engine.outcome_encoder import encode_outcome
 from gen_durable.engine.single_outcome_flusher import flush_outcome_and_children
-from gen_durable.pg.connect import connect
-from gen_durable.pg.connection import PersistentConnection
+from gen_durable.pg.multi_host_connector import connect_to_first_usable_host
+from gen_durable.pg.persistent_connection import PersistentConnection
 from gen_durable.starts import to_step_spec
 from gen_durable.store.statements import Statement
 from gen_durable.store.types import Claim, Commit
@@ -35,7 +35,7 @@ AFTER = dict(pairwise(CHAIN))
 
 async def open_runner(app: Durable) -> RunStatement:
     """Open one connection, and return a function that runs statements on it."""
-    connection = (await connect(services_of(app).connection_target)).driver_connection
+    connection = (await connect_to_first_usable_host(services_of(app).connection_target)).driver_connection
 
     async def run(statement: Statement[T]) -> T:
         return statement.read(await connection.fetch(statement.text, *statement.args))

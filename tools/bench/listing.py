@@ -24,8 +24,8 @@ from rich.console import Console
 from rich.table import Table
 
 from gen_durable.listing import Filters, encode_filters
-from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
 from gen_durable.pg.migrate import migrate
+from gen_durable.pg.persistent_connection import ConnectionTarget, PersistentConnection
 from gen_durable.store.instance_admin import InstanceAdminStatementBuilder
 from gen_durable.store.schema import Schema
 from gen_durable.store.statements import Statement

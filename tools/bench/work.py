@@ -24,7 +24,7 @@ from gen_durable import (
     step,
 )
 from gen_durable.core.services import services_of
-from gen_durable.registry import Registry
+from gen_durable.step_registry import Registry
 from tools.bench.process_main import Parent
 
 CHAIN = ("first", "second", "third", "fourth", "fifth")

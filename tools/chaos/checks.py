@@ -16,7 +16,7 @@ from typing import Any
 import asyncpg
 
 from gen_durable.invariant_checker import diagnose
-from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
+from gen_durable.pg.persistent_connection import ConnectionTarget, PersistentConnection
 from gen_durable.store.schema import Schema
 from tools.chaos.effects import Execution
 from tools.chaos.fleet import Fleet

@@ -21,7 +21,7 @@ from typing import Any
 
 import asyncpg
 
-from gen_durable.embedded import account, binaries
+from gen_durable.embedded import binaries, postgres_account
 from gen_durable.embedded.layout import Layout
 
 SETTINGS = {
@@ -50,11 +50,11 @@ class Server:
     def __init__(self, home: Path, version: str | None) -> None:
         self.data = home / "data"
         self.log = home / "server.log"
-        self.user = account.choose_account(Layout(home))
+        self.user = postgres_account.choose_account(Layout(home))
         found = binaries.find_binaries() if version is None else binaries.Binaries(INSTALLED / version)
         if not found.postgres.exists():
             raise FileNotFoundError(f"{found.postgres} is missing: install postgresql-{version}, or leave PG out")
-        self.binaries = found if self.user is None else binaries.find_or_copy_runnable(self.user, found)
+        self.binaries = found if self.user is None else binaries.find_or_copy_runnable_binaries(self.user, found)
         self.port = _free_port()
         self.password = secrets.token_hex(16)
         self.mounted = False

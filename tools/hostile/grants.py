@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from urllib.parse import urlsplit
 
-from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
 from gen_durable.pg.login_grants import Grant, InsertRole, Quota, grant
+from gen_durable.pg.persistent_connection import ConnectionTarget, PersistentConnection
 from gen_durable.store.schema import Schema
 
 ATTACKERS: tuple[InsertRole, ...] = ("producer", "client")

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
 from gen_durable.pg.migrate import migrate
+from gen_durable.pg.persistent_connection import ConnectionTarget, PersistentConnection
 from gen_durable.store.schema import Schema
 
 CLAIMED: Final = 500

@@ -10,15 +10,15 @@ from typing import Annotated
 import typer
 import typer.rich_utils
 
+from gen_durable.cli.change_instance import cancel, retry, rm, signal
 from gen_durable.cli.console import EscapingCommandGroup, is_color_disabled, print_line
 from gen_durable.cli.demo.command import demo
 from gen_durable.cli.doctor import doctor
 from gen_durable.cli.grants import grant, grants, revoke
 from gen_durable.cli.graph import graph
 from gen_durable.cli.history import history
-from gen_durable.cli.instance import cancel, retry, rm, signal
 from gen_durable.cli.limits import limits
-from gen_durable.cli.list import count, ls
+from gen_durable.cli.list_and_count import count, ls
 from gen_durable.cli.migrate import migrate
 from gen_durable.cli.reencrypt import reencrypt
 from gen_durable.cli.show import show
@@ -86,7 +86,7 @@ class RequireTlsMode(StrEnum):
 
 
 @app.callback(epilog=_EPILOG)
-def gen_durable(
+def apply_global_options(
     context: typer.Context,
     *,
     require_tls: Annotated[

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TypeVar, cast
 
-from gen_durable.cli.console import fail_with_error
-from gen_durable.cli.database import open_database
+from gen_durable.cli.console import exit_with_error
+from gen_durable.cli.database_opener import open_database
 from gen_durable.cli.object_importer import import_object
 from gen_durable.client import Durable
 from gen_durable.encryption import PayloadCodec
@@ -29,4 +29,4 @@ async def run_with_client(
         try:
             return await operation(app)
         except (NotFound, NoTarget, WrongStatus) as error:
-            fail_with_error(error, 1)
+            exit_with_error(error, 1)

@@ -25,8 +25,8 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from gen_durable.errors import EmbeddedUnavailable, GenDurableError
-from gen_durable.pg.faults import SqlError, detail_and_hint_of, message_of
-from gen_durable.printable_text import TextBlock, escape_lines, escape_text, format_exception
+from gen_durable.pg.error_classifier import SqlError, detail_and_hint_of, message_of
+from gen_durable.printable_text import TextBlock, escape_lines, escape_to_one_line, format_exception_escaped
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -37,34 +37,34 @@ UNCUT: Final = 1_000_000  # columns: no line is cut
 class EscapingConsole(Console):
     """A console that prints strings as data: one line each, escaped, and without markup or emoji codes.
 
-    A `Text` that holds a character to escape is escaped as well, when it is printed. Make one with `styled`, which does
-    it before the text is laid out.
+    A `Text` that holds a character to escape is escaped as well, when it is printed. Make one with `make_escaped_text`,
+    which does it before the text is laid out.
     """
 
     def render_str(self, text: str, **options: Any) -> Text:
         options |= {"markup": False, "emoji": False}
-        return super().render_str(escape_text(text), **options)
+        return super().render_str(escape_to_one_line(text), **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(escape_lines(segment.text, ""), segment.style)
 
 
-def styled(text: str, style: str = "", *, is_cut: bool = False) -> Text:
+def make_escaped_text(text: str, style: str = "", *, is_cut: bool = False) -> Text:
     """Text from data in a style. One line, unless it is a `TextBlock`. If `is_cut`, it ends where the terminal ends."""
-    shown = text if isinstance(text, TextBlock) else escape_text(text)
+    shown = text if isinstance(text, TextBlock) else escape_to_one_line(text)
     return Text(shown, style, no_wrap=True, overflow="ellipsis") if is_cut else Text(shown, style)
 
 
 def new_console() -> EscapingConsole:
     """A console on stdout: as wide as the terminal or COLUMNS; in a pipe nothing is cut. NO_COLOR means plain text."""
-    console = new_live_console()
+    console = new_terminal_console()
     if console.is_terminal or os.environ.get("COLUMNS"):
         return console
-    return EscapingConsole(color_system=None, width=UNCUT, file=cast("IO[str]", _TrimmedOutput(sys.stdout)))
+    return EscapingConsole(color_system=None, width=UNCUT, file=cast("IO[str]", _TrailingSpaceRemover(sys.stdout)))
 
 
-def new_live_console() -> EscapingConsole:
+def new_terminal_console() -> EscapingConsole:
     """A console on stdout as wide as the terminal or COLUMNS, else of 80 columns."""
     return EscapingConsole(color_system=None if is_color_disabled() else "auto")
 
@@ -74,7 +74,7 @@ def is_color_disabled() -> bool:
     return bool(os.environ.get("NO_COLOR"))
 
 
-class _TrimmedOutput:
+class _TrailingSpaceRemover:
     """Removes the spaces with which tables fill their lines: without a terminal, a line may be a megabyte long."""
 
     def __init__(self, file: IO[str]) -> None:
@@ -89,10 +89,10 @@ class _TrimmedOutput:
 
 def print_line(line: str) -> None:
     """Print a line to stdout."""
-    typer.echo(escape_text(line))
+    typer.echo(escape_to_one_line(line))
 
 
-def print_lines(text: str) -> None:
+def print_multi_line_text(text: str) -> None:
     """Print text of the library's own to stdout, whose line breaks are meant: a graph, a script."""
     typer.echo(escape_lines(text, ""))
 
@@ -104,26 +104,26 @@ def print_json(value: object, *, indent: int | None = 2) -> None:
 
 def print_message(line: str) -> None:
     """Print a line to stderr, apart from the command's result."""
-    typer.echo(escape_text(line), err=True)
+    typer.echo(escape_to_one_line(line), err=True)
 
 
 def print_unexpected_error(error: Exception) -> None:
     """Print an error that no command expects, with its traceback, to stderr."""
-    typer.echo(format_exception(error), err=True)
+    typer.echo(format_exception_escaped(error), err=True)
 
 
-def ask(question: str) -> str:
+def prompt_for_answer(question: str) -> str:
     """Ask on the terminal, and return the answer."""
-    return str(typer.prompt(escape_text(question), err=True))
+    return str(typer.prompt(escape_to_one_line(question), err=True))
 
 
-def fail(message: str, code: int = 2) -> NoReturn:
+def exit_with_message(message: str, code: int = 2) -> NoReturn:
     """End the command with one line and an exit code."""
     print_message(f"gen-durable: {message}")
     raise typer.Exit(code)
 
 
-def fail_with_error(error: GenDurableError, code: int = 2) -> NoReturn:
+def exit_with_error(error: GenDurableError, code: int = 2) -> NoReturn:
     """End the command with the message of an error. A server that does not start is shown with the end of its log."""
     message, _, server_log = (
         str(error).partition("\n") if isinstance(error, EmbeddedUnavailable) else (str(error), "", "")
@@ -134,7 +134,7 @@ def fail_with_error(error: GenDurableError, code: int = 2) -> NoReturn:
     raise typer.Exit(code)
 
 
-def report_errors(command: Callable[P, R]) -> Callable[P, R]:
+def exit_on_library_errors(command: Callable[P, R]) -> Callable[P, R]:
     """Print errors of gen_durable and of the database as one line: they say what to do, a traceback adds nothing."""
 
     @functools.wraps(command)
@@ -142,7 +142,7 @@ def report_errors(command: Callable[P, R]) -> Callable[P, R]:
         try:
             return command(*args, **kwargs)
         except GenDurableError as error:
-            fail_with_error(error)
+            exit_with_error(error)
         except SqlError as error:
             detail, hint = detail_and_hint_of(error)
             print_message(f"gen-durable: the database rejected the command: {message_of(error)}")
@@ -158,22 +158,22 @@ class EscapingCommandGroup(TyperGroup):
     """The commands, with usage errors that quote arguments as data."""
 
     def make_context(self, *args: Any, **options: Any) -> Any:
-        with _escape_usage_errors():
+        with _escape_messages_of_usage_errors():
             return super().make_context(*args, **options)
 
     def invoke(self, ctx: Any) -> Any:
-        with _escape_usage_errors():
+        with _escape_messages_of_usage_errors():
             return super().invoke(ctx)
 
 
 @contextmanager
-def _escape_usage_errors() -> Generator[None]:
+def _escape_messages_of_usage_errors() -> Generator[None]:
     try:
         yield
     except Exception as error:
         # Typer has a click of its own or imports the public one, depending on its version.
         describe = getattr(error, "format_message", None)
         if callable(describe) and type(error).__name__ != "NoArgsIsHelpError":
-            message = escape_text(str(describe()))
+            message = escape_to_one_line(str(describe()))
             cast(Any, error).format_message = lambda: message
         raise

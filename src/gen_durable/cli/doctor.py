@@ -8,17 +8,17 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from gen_durable.cli.console import new_console, print_json, report_errors, styled
-from gen_durable.cli.database import SCHEMA, DsnOption, SchemaOption, open_database
-from gen_durable.cli.tables import join_lines, new_table
+from gen_durable.cli.console import exit_on_library_errors, make_escaped_text, new_console, print_json
+from gen_durable.cli.database_opener import SCHEMA, DsnOption, SchemaOption, open_database
+from gen_durable.cli.tables import join_lines_into_cell, new_borderless_table
 from gen_durable.invariant_checker import Finding, Violation, check_roles, diagnose
-from gen_durable.pg.migrate import check_schema
+from gen_durable.pg.migrate import check_schema_version
 from gen_durable.store.schema import Schema
 
 SHOWN = 5
 
 
-@report_errors
+@exit_on_library_errors
 def doctor(
     *,
     dsn: DsnOption = None,
@@ -32,18 +32,18 @@ def doctor(
     Exit code 0: all hold. 1: a row violates one. 2: the database is unreachable
     or not migrated.
     """
-    location, findings = asyncio.run(_diagnose(dsn, Schema(schema)))
+    location, findings = asyncio.run(_run_invariant_and_role_checks(dsn, Schema(schema)))
     if as_json:
-        print_json([_json_fields(finding) for finding in findings])
+        print_json([_finding_json_fields(finding) for finding in findings])
     else:
         print_findings(findings, new_console(), f"schema {schema}, {location}")
     if not all(finding.is_clean for finding in findings):
         raise typer.Exit(1)
 
 
-async def _diagnose(dsn: str | None, schema: Schema) -> tuple[str, list[Finding]]:
+async def _run_invariant_and_role_checks(dsn: str | None, schema: Schema) -> tuple[str, list[Finding]]:
     async with open_database(dsn) as database:
-        await check_schema(database.connection, schema)
+        await check_schema_version(database.connection, schema)
         findings = await diagnose(database.connection, schema)
         roles = await check_roles(database.connection, schema)
         return database.location, findings if roles is None else [*findings, roles]
@@ -51,38 +51,42 @@ async def _diagnose(dsn: str | None, schema: Schema) -> tuple[str, list[Finding]
 
 def print_findings(findings: list[Finding], console: Console, location: str) -> None:
     """Print the findings as a table, and a summary line."""
-    table = new_table()
+    table = new_borderless_table()
     table.add_column("check", no_wrap=True)
     table.add_column("result", no_wrap=True)
     table.add_column("problem")
     for finding in findings:
         if finding.is_clean:
-            table.add_row(finding.check, styled("ok", "green"), "")
+            table.add_row(finding.check, make_escaped_text("ok", "green"), "")
         else:
             rows = "row" if finding.count == 1 else "rows"
-            table.add_row(finding.check, styled(f"{finding.count} {rows}", "bold red"), _finding_details(finding))
+            table.add_row(
+                finding.check, make_escaped_text(f"{finding.count} {rows}", "bold red"), _finding_details(finding)
+            )
     console.print(table)
     broken = sum(not finding.is_clean for finding in findings)
     console.print()
     if broken:
-        console.print(styled(f"{broken} of {len(findings)} checks found violations ({location})", "bold red"))
+        console.print(
+            make_escaped_text(f"{broken} of {len(findings)} checks found violations ({location})", "bold red")
+        )
     else:
-        console.print(styled(f"all {len(findings)} checks are clean ({location})", "green"))
+        console.print(make_escaped_text(f"all {len(findings)} checks are clean ({location})", "green"))
 
 
 def _finding_details(finding: Finding) -> Text:
-    lines = [styled(finding.meaning)]
-    lines += [styled(f"  {_describe_violation(finding, one)}", "yellow") for one in finding.first[:SHOWN]]
+    lines = [make_escaped_text(finding.meaning)]
+    lines += [make_escaped_text(f"  {_describe_violation(finding, one)}", "yellow") for one in finding.first[:SHOWN]]
     if finding.count > SHOWN:
-        lines.append(styled(f"  and {finding.count - SHOWN} more (--json shows up to 20)", "dim"))
-    return join_lines(lines)
+        lines.append(make_escaped_text(f"  and {finding.count - SHOWN} more (--json shows up to 20)", "dim"))
+    return join_lines_into_cell(lines)
 
 
 def _describe_violation(finding: Finding, violation: Violation) -> str:
     return violation.problem if violation.id is None else f"{finding.subject} {violation.id}: {violation.problem}"
 
 
-def _json_fields(finding: Finding) -> dict[str, object]:
+def _finding_json_fields(finding: Finding) -> dict[str, object]:
     return {
         "check": finding.check,
         "clean": finding.is_clean,

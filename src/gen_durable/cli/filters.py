@@ -11,8 +11,8 @@ from typing import Annotated, Any, Concatenate, ParamSpec, TypeVar, cast, get_ty
 
 import typer
 
-from gen_durable.cli.console import fail
-from gen_durable.cli.options import parse_time
+from gen_durable.cli.console import exit_with_message
+from gen_durable.cli.shared_options import parse_time_or_age
 from gen_durable.instances import STORED_STATUSES, Status
 from gen_durable.listing import Filters
 
@@ -92,9 +92,9 @@ class FilterOptions:
             if value is None or value is False or value == []:
                 continue
             if field.name.endswith(("_after", "_before")):
-                value = parse_time(value, "--" + field.name.replace("_", "-"))
+                value = parse_time_or_age(value, "--" + field.name.replace("_", "-"))
             elif field.name == "metadata":
-                value = _parse_metadata(value)
+                value = _parse_metadata_options(value)
             if value != {}:
                 given[names.get(field.name, field.name)] = value
         return cast(Filters, given)
@@ -118,7 +118,7 @@ def add_filter_options(command: Callable[Concatenate[FilterOptions, P], R]) -> C
     return wrapped
 
 
-def _parse_metadata(texts: list[str]) -> dict[str, Any]:
+def _parse_metadata_options(texts: list[str]) -> dict[str, Any]:
     metadata: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")
@@ -126,15 +126,15 @@ def _parse_metadata(texts: list[str]) -> dict[str, Any]:
             try:
                 metadata |= json.loads(text)
             except ValueError:
-                fail(f"--metadata {text!r} is not a JSON object. Quote it for the shell.")
+                exit_with_message(f"--metadata {text!r} is not a JSON object. Quote it for the shell.")
         elif not equals or not name:
-            fail(f"--metadata {text!r} is not of the form NAME=VALUE.")
+            exit_with_message(f"--metadata {text!r} is not of the form NAME=VALUE.")
         else:
-            metadata[name] = _parse_value(value)
+            metadata[name] = _parse_metadata_value(value)
     return metadata
 
 
-def _parse_value(text: str) -> object:
+def _parse_metadata_value(text: str) -> object:
     """Read JSON (a number, true, false, null or a quoted text); anything else is a text as it stands."""
     try:
         return json.loads(text)

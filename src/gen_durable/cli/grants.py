@@ -12,21 +12,21 @@ import typer
 from rich.table import Table
 
 from gen_durable.cli.console import (
-    fail,
-    fail_with_error,
+    exit_on_library_errors,
+    exit_with_error,
+    exit_with_message,
+    make_escaped_text,
     new_console,
     print_json,
     print_line,
     print_message,
-    report_errors,
-    styled,
 )
-from gen_durable.cli.database import SCHEMA, DsnOption, SchemaOption, open_database
-from gen_durable.cli.tables import new_table
+from gen_durable.cli.database_opener import SCHEMA, DsnOption, SchemaOption, open_database
+from gen_durable.cli.tables import new_borderless_table
 from gen_durable.errors import NotFound
 from gen_durable.pg import login_grants
-from gen_durable.pg.connection import PersistentConnection
 from gen_durable.pg.login_grants import Grant, LoginGrants, Quota
+from gen_durable.pg.persistent_connection import PersistentConnection
 from gen_durable.store.schema import Schema
 from gen_durable.validation import check_name, check_text_key
 
@@ -60,7 +60,7 @@ PartitionPrefixOption = Annotated[
 ]
 
 
-@report_errors
+@exit_on_library_errors
 def grant(
     role: RoleArgument,
     login: LoginArgument,
@@ -110,7 +110,7 @@ def grant(
     _print_login(granted)
 
 
-@report_errors
+@exit_on_library_errors
 def revoke(
     role: RoleArgument,
     login: LoginArgument,
@@ -136,7 +136,7 @@ def revoke(
     named = Grant(_check(machine, "--machine"), _check(queue, "--queue"))
     if quotas:
         if not named.is_unrestricted:
-            fail("--quotas goes without --machine and --queue: quotas hold for all inserts of the login.")
+            exit_with_message("--quotas goes without --machine and --queue: quotas hold for all inserts of the login.")
         left = _run(dsn, lambda link: login_grants.revoke_quotas(link, checked, login))
     elif named.is_unrestricted:
         left = _run(dsn, lambda link: login_grants.revoke(link, checked, role.value, login))
@@ -145,7 +145,7 @@ def revoke(
     _print_login(left)
 
 
-@report_errors
+@exit_on_library_errors
 def grants(
     *,
     dsn: DsnOption = None,
@@ -167,7 +167,7 @@ def grants(
         console.print(_grants_table(found))
         for login in found:
             if login.problem is not None:
-                console.print(styled(f"{login.login}: {login.problem}", "yellow"))
+                console.print(make_escaped_text(f"{login.login}: {login.problem}", "yellow"))
 
 
 def _check(name: str | None, option: str) -> str | None:
@@ -177,7 +177,7 @@ def _check(name: str | None, option: str) -> str | None:
 def _check_range(value: float | None, option: str, least: float, most: float) -> None:
     """Checked here, because typer would print the range beside the option and cut the name of a long one."""
     if value is not None and not least <= value <= most:
-        fail(f"{option} must be from {least:,} to {most:,}, got {value}.")
+        exit_with_message(f"{option} must be from {least:,} to {most:,}, got {value}.")
 
 
 def _run(dsn: str | None, operation: Callable[[PersistentConnection], Awaitable[T]]) -> T:
@@ -186,7 +186,7 @@ def _run(dsn: str | None, operation: Callable[[PersistentConnection], Awaitable[
             try:
                 return await operation(database.connection)
             except NotFound as error:
-                fail_with_error(error, 1)
+                exit_with_error(error, 1)
 
     return asyncio.run(run())
 
@@ -208,7 +208,7 @@ def _print_login(login: LoginGrants) -> None:
 
 
 def _grants_table(found: list[LoginGrants]) -> Table:
-    table = new_table()
+    table = new_borderless_table()
     has_prefixes = any(one.partition_prefix is not None for login in found for one in login.grants)
     keys = ("keys",) if has_prefixes else ()  # most have none, and a terminal of 80 columns has no space for it
     for head in ("login", "role", "machine", "queue", "priority", *keys, "live", "per second"):
@@ -220,10 +220,10 @@ def _grants_table(found: list[LoginGrants]) -> Table:
             table.add_row(
                 login.login if first else "",
                 ", ".join(login.roles) if first else "",
-                one.machine or styled("any", "dim"),
-                one.queue or styled("any", "dim"),
-                styled("any", "dim") if one.most_urgent is None else f"from {one.most_urgent}",
-                *((styled(f"{one.partition_prefix or ''}..."),) if has_prefixes else ()),
+                one.machine or make_escaped_text("any", "dim"),
+                one.queue or make_escaped_text("any", "dim"),
+                make_escaped_text("any", "dim") if one.most_urgent is None else f"from {one.most_urgent}",
+                *((make_escaped_text(f"{one.partition_prefix or ''}..."),) if has_prefixes else ()),
                 "" if live is None or not first else f"{live:,}",
                 "" if rate is None or not first else f"{rate:g}",
             )

@@ -9,18 +9,18 @@ import typer
 from rich.table import Table
 
 from gen_durable.cli.client_runner import run_with_client
-from gen_durable.cli.console import new_console, print_json, print_message, report_errors
-from gen_durable.cli.database import SCHEMA, DsnOption, SchemaOption
-from gen_durable.cli.format import format_duration, payload_as_stored, text_or_encrypted_hint
-from gen_durable.cli.options import CodecOption, IdArgument, KeyOption, require_id_or_key
-from gen_durable.cli.tables import one_line_table, print_traceback
+from gen_durable.cli.console import exit_on_library_errors, new_console, print_json, print_message
+from gen_durable.cli.database_opener import SCHEMA, DsnOption, SchemaOption
+from gen_durable.cli.formatters import decode_payload_as_stored, format_duration, text_or_encrypted_hint
+from gen_durable.cli.shared_options import CodecOption, IdArgument, KeyOption, require_id_or_key
+from gen_durable.cli.tables import make_one_line_per_row_table, print_traceback
 from gen_durable.client import Durable
 from gen_durable.journal import Transition
 
 WIDE: Final = 100  # narrower terminals show errors rather than the names of workers
 
 
-@report_errors
+@exit_on_library_errors
 def history(
     instance: IdArgument = None,
     *,
@@ -62,7 +62,7 @@ async def _read_transitions(app: Durable, which: int | str, last: int | None) ->
 
 
 def _transitions_table(transitions: list[Transition], *, workers: bool) -> Table:
-    return one_line_table(
+    return make_one_line_per_row_table(
         ("seq", "step", "outcome", "started", "took", *(("worker",) if workers else ()), "error"),
         (
             (
@@ -95,4 +95,4 @@ def transition_json_fields(t: Transition, *, state: bool, traceback: bool = Fals
         "error_type": t.error_type,
     }
     found |= {"traceback": t.traceback} if traceback else {}
-    return found | ({"state": payload_as_stored(t.raw_state)} if state else {})
+    return found | ({"state": decode_payload_as_stored(t.raw_state)} if state else {})

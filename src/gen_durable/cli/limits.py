@@ -10,9 +10,16 @@ import typer
 from rich.table import Table
 
 from gen_durable.cli.client_runner import run_with_client
-from gen_durable.cli.console import fail, new_console, print_json, print_message, report_errors, styled
-from gen_durable.cli.database import SCHEMA, DsnOption, SchemaOption
-from gen_durable.cli.tables import new_table
+from gen_durable.cli.console import (
+    exit_on_library_errors,
+    exit_with_message,
+    make_escaped_text,
+    new_console,
+    print_json,
+    print_message,
+)
+from gen_durable.cli.database_opener import SCHEMA, DsnOption, SchemaOption
+from gen_durable.cli.tables import new_borderless_table
 from gen_durable.durations import parse_duration
 from gen_durable.limits import Concurrency, LimitState, Policy, Rate
 
@@ -23,7 +30,7 @@ NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The name that
 
 
 @limits.callback()
-@report_errors
+@exit_on_library_errors
 def show_limits(
     context: typer.Context,
     *,
@@ -44,7 +51,7 @@ def show_limits(
 
 
 @limits.command("set")
-@report_errors
+@exit_on_library_errors
 def set_limit(
     name: NameArgument,
     *,
@@ -65,33 +72,33 @@ def set_limit(
     own declaration of the limit changes.
     """
     if (concurrency is None) == (rate is None):
-        fail("Give either --concurrency or --rate.")
+        exit_with_message("Give either --concurrency or --rate.")
     policy: Policy = Concurrency(concurrency) if concurrency is not None else _parse_rate(rate or "", burst)
     changed = asyncio.run(run_with_client(dsn, schema, lambda app: app.set_limit(name, policy)))
     print_message(f"limit {name}: {'set' if changed else 'unchanged'}")
 
 
 @limits.command("rm")
-@report_errors
+@exit_on_library_errors
 def remove_limit(name: NameArgument, *, dsn: DsnOption = None, schema: SchemaOption = SCHEMA) -> None:
     """Remove a limit.
 
     Existing rows that name it run without it; new ones that name it are rejected.
     """
     if not asyncio.run(run_with_client(dsn, schema, lambda app: app.remove_limit(name))):
-        fail(f"There is no limit {name!r}. `gen-durable limits` lists them.", 1)
+        exit_with_message(f"There is no limit {name!r}. `gen-durable limits` lists them.", 1)
     print_message(f"limit {name}: removed")
 
 
 def _parse_rate(text: str, burst: int) -> Rate:
     amount, slash, span = text.partition("/")
     if not slash or not amount.isdigit():
-        fail(f"--rate {text!r} is not of the form N/DURATION. Write for example 100/m, 5/30s or 1/d.")
+        exit_with_message(f"--rate {text!r} is not of the form N/DURATION. Write for example 100/m, 5/30s or 1/d.")
     return Rate(int(amount), parse_duration(span if span[:1].isdigit() else f"1{span}"), burst)
 
 
 def _limits_table(states: list[LimitState]) -> Table:
-    table = new_table()
+    table = new_borderless_table()
     table.add_column("limit", no_wrap=True)
     table.add_column("policy", no_wrap=True)
     table.add_column("used", justify="right")
@@ -102,8 +109,8 @@ def _limits_table(states: list[LimitState]) -> Table:
         table.add_row(
             state.key or state.name,
             _describe_policy(state),
-            styled(f"{state.taken:g} of {state.slots or state.burst}", "yellow" if full else ""),
-            styled(f"{state.waiting:,}", "yellow" if state.waiting else "dim"),
+            make_escaped_text(f"{state.taken:g} of {state.slots or state.burst}", "yellow" if full else ""),
+            make_escaped_text(f"{state.waiting:,}", "yellow" if state.waiting else "dim"),
             ""
             if state.next_token is None
             else "now"
@@ -111,7 +118,7 @@ def _limits_table(states: list[LimitState]) -> Table:
             else f"in {_format_seconds(state.next_token)}",
         )
     if len(states) > SHOWN:
-        table.add_row(styled(f"and {len(states) - SHOWN} more (--json shows all)", "dim"))
+        table.add_row(make_escaped_text(f"and {len(states) - SHOWN} more (--json shows all)", "dim"))
     return table
 
 

@@ -6,16 +6,22 @@ import asyncio
 
 import typer
 
-from gen_durable.cli.console import print_line, print_lines, print_message, report_errors
-from gen_durable.cli.database import SCHEMA, DsnOption, SchemaOption, open_database
+from gen_durable.cli.console import exit_on_library_errors, print_line, print_message, print_multi_line_text
+from gen_durable.cli.database_opener import SCHEMA, DsnOption, SchemaOption, open_database
 from gen_durable.errors import DatabaseUnavailable
-from gen_durable.pg.installed_version import read_installed, read_role_prefix
-from gen_durable.pg.migrate import SETTINGS, check_can_migrate, library_version, migration_script, roles_files
+from gen_durable.pg.installed_schema import read_installed_schema, read_role_prefix
+from gen_durable.pg.migrate import (
+    SETTINGS,
+    check_may_migrate,
+    library_schema_version,
+    list_roles_sql_files,
+    make_migration_script,
+)
 from gen_durable.pg.migrate import migrate as apply
 from gen_durable.store.schema import ROLES, Schema
 
 
-@report_errors
+@exit_on_library_errors
 def migrate(
     *,
     dsn: DsnOption = None,
@@ -42,14 +48,14 @@ def migrate(
     """
     checked = Schema(schema)
     prefix = (role_prefix or schema) if roles or role_prefix is not None else None
-    action = _print_sql if sql else _apply_migrations
+    action = _print_migration_sql if sql else _apply_migrations
     asyncio.run(action(dsn, checked, index=metadata_index, roles=prefix))
 
 
 async def _apply_migrations(dsn: str | None, schema: Schema, *, index: bool, roles: str | None) -> None:
     async with open_database(dsn) as database:
         applied = await apply(database.connection, schema, roles=roles, repair_roles=roles is not None)
-        newest = library_version(schema)
+        newest = library_schema_version(schema)
         if applied:
             versions = ", ".join(map(str, applied))
             print_line(
@@ -65,32 +71,32 @@ async def _apply_migrations(dsn: str | None, schema: Schema, *, index: bool, rol
             print_line(f"schema {schema.name}: metadata is indexed")
 
 
-async def _print_sql(dsn: str | None, schema: Schema, *, index: bool, roles: str | None) -> None:
-    found, present = await _read_installed_version(dsn, schema)
-    newest = library_version(schema)
-    text = migration_script(schema, found)
+async def _print_migration_sql(dsn: str | None, schema: Schema, *, index: bool, roles: str | None) -> None:
+    found, present = await _read_version_and_role_prefix(dsn, schema)
+    newest = library_schema_version(schema)
+    text = make_migration_script(schema, found)
     prefix = roles if roles is not None else present if text else None
     if prefix is not None:
-        files = roles_files(schema, prefix, functions_installed=bool(text))
+        files = list_roles_sql_files(schema, prefix, functions_installed=bool(text))
         text = "\n".join([text, *(file.text for file in files)])
     if not text:
         print_message(f"schema {schema.name} is at version {found}: there is nothing to run")
     else:
         print_line(f"-- gen_durable: schema {schema.name} from version {found} to {newest}")
-        print_lines(f"begin;\n{SETTINGS};\n\n{text}\ncommit;")
+        print_multi_line_text(f"begin;\n{SETTINGS};\n\n{text}\ncommit;")
     if index:
-        print_lines(f"{schema.metadata_index_script.rstrip()};")
+        print_multi_line_text(f"{schema.metadata_index_script.rstrip()};")
 
 
-async def _read_installed_version(dsn: str | None, schema: Schema) -> tuple[int, str | None]:
+async def _read_version_and_role_prefix(dsn: str | None, schema: Schema) -> tuple[int, str | None]:
     """The version to start from, and the prefix of the roles. 0 without a DSN: printing must not start a server."""
     if dsn is None:
         print_message("no DSN: printing all of it, for an empty database")
         return 0, None
     try:
         async with open_database(dsn) as database:
-            installed = await read_installed(database.connection, schema)
-            check_can_migrate(installed, schema)
+            installed = await read_installed_schema(database.connection, schema)
+            check_may_migrate(installed, schema)
             prefix = await read_role_prefix(database.connection, schema) if installed.version else None
             return installed.version, prefix
     except DatabaseUnavailable as error:

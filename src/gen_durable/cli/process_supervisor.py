@@ -14,10 +14,10 @@ import signal
 import time
 from typing import Final
 
-from gen_durable.backoff import Pauses
-from gen_durable.loggers import get_logger
+from gen_durable.backoff import GrowingPauses
+from gen_durable.escaping_loggers import get_escaping_logger
 
-log = get_logger("gen_durable.supervisor")
+log = get_escaping_logger("gen_durable.supervisor")
 CANNOT_START: Final = 2
 """The exit code of a command that can never work as given: it is not restarted."""
 STABLE_AFTER: Final = 10.0
@@ -26,14 +26,14 @@ LONGEST_PAUSE: Final = 30.0
 _DRAINED: Final = frozenset({0, -signal.SIGTERM, -signal.SIGINT})  # killed by the signal while it started
 
 
-async def supervise(command: list[str], processes: int) -> int:
+async def supervise_processes(command: list[str], processes: int) -> int:
     """Run `processes` of `command` until SIGTERM or SIGINT, or until all were stopped one by one. Returns 0 if all
     have drained.
     """
-    return await _Supervisor(command).run(processes)
+    return await _ProcessSupervisor(command).run(processes)
 
 
-class _Supervisor:
+class _ProcessSupervisor:
     def __init__(self, command: list[str]) -> None:
         self._command = command
         self._running: set[asyncio.subprocess.Process] = set()
@@ -47,16 +47,16 @@ class _Supervisor:
             loop.add_signal_handler(number, self._handle_signal, number)
         log.info("starting %d processes", processes)
         try:
-            await asyncio.gather(*(self._run_and_replace_process(slot + 1) for slot in range(processes)))
+            await asyncio.gather(*(self._run_and_restart_process(slot + 1) for slot in range(processes)))
         finally:
             for number in numbers:
                 loop.remove_signal_handler(number)
         log.info("all processes have ended")
         return self._code
 
-    async def _run_and_replace_process(self, slot: int) -> None:
+    async def _run_and_restart_process(self, slot: int) -> None:
         """Run one process after the other, until a stop or until one was stopped by itself."""
-        pauses = Pauses(FIRST_PAUSE, LONGEST_PAUSE)
+        pauses = GrowingPauses(FIRST_PAUSE, LONGEST_PAUSE)
         while not self._stopping.is_set():
             started = time.monotonic()
             process = await self._start_process()
@@ -76,7 +76,7 @@ class _Supervisor:
                 if time.monotonic() - started > STABLE_AFTER:
                     pauses.reset()
                 else:
-                    pause = pauses.next()
+                    pause = pauses.next_seconds()
                 log.warning(
                     "process %d (pid %d) %s; replacing it in %g s", slot, process.pid, _describe_exit(code), pause
                 )

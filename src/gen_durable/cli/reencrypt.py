@@ -8,9 +8,9 @@ import time
 import typer
 
 from gen_durable.cli.client_runner import run_with_client
-from gen_durable.cli.console import fail, print_message, report_errors
-from gen_durable.cli.database import SCHEMA, DsnOption, SchemaOption
-from gen_durable.cli.options import CodecOption
+from gen_durable.cli.console import exit_on_library_errors, exit_with_message, print_message
+from gen_durable.cli.database_opener import SCHEMA, DsnOption, SchemaOption
+from gen_durable.cli.shared_options import CodecOption
 from gen_durable.client import Durable
 from gen_durable.core.services import services_of
 from gen_durable.durations import parse_duration
@@ -20,7 +20,7 @@ from gen_durable.operations.reencrypt import reencrypt as run_reencrypt
 REPORT_SECONDS = 1.0
 
 
-@report_errors
+@exit_on_library_errors
 def reencrypt(
     *,
     codec: CodecOption = None,
@@ -46,7 +46,7 @@ def reencrypt(
     instances that still execute.
     """
     if codec is None:
-        fail("reencrypt needs the codec of your payloads: --codec MODULE:NAME or GEN_DURABLE_CODEC")
+        exit_with_message("reencrypt needs the codec of your payloads: --codec MODULE:NAME or GEN_DURABLE_CODEC")
     seconds = parse_duration(patience).total_seconds()
 
     async def run(app: Durable) -> ReencryptProgress:
@@ -59,10 +59,10 @@ def reencrypt(
                 print_message(f"{progress.table}: {progress.rows:,} rows read, {progress.written:,} payloads written")
         return progress
 
-    _print_result(asyncio.run(run_with_client(dsn, schema, run, codec=codec)))
+    _print_result_and_exit_if_incomplete(asyncio.run(run_with_client(dsn, schema, run, codec=codec)))
 
 
-def _print_result(progress: ReencryptProgress) -> None:
+def _print_result_and_exit_if_incomplete(progress: ReencryptProgress) -> None:
     print_message(f"{progress.rows:,} rows read, {progress.written:,} payloads written")
     for problem in progress.problems:
         print_message(problem)

@@ -11,26 +11,31 @@ import typer
 from rich.table import Table
 
 from gen_durable.cli.client_runner import run_with_client
-from gen_durable.cli.console import new_console, print_json, report_errors, styled
-from gen_durable.cli.database import SCHEMA, DsnOption, SchemaOption
-from gen_durable.cli.format import (
+from gen_durable.cli.console import exit_on_library_errors, make_escaped_text, new_console, print_json
+from gen_durable.cli.database_opener import SCHEMA, DsnOption, SchemaOption
+from gen_durable.cli.formatters import (
+    decode_payload_as_stored,
     describe_wait_or_worker,
     format_duration,
     format_key,
     format_payload,
     format_relative_time,
     instance_json_fields,
-    payload_as_stored,
     text_or_encrypted_hint,
 )
 from gen_durable.cli.history import transition_json_fields
-from gen_durable.cli.options import CodecOption, IdArgument, KeyOption, require_id_or_key
-from gen_durable.cli.tables import new_table, one_line_table, print_table_after_gap, print_traceback
+from gen_durable.cli.shared_options import CodecOption, IdArgument, KeyOption, require_id_or_key
+from gen_durable.cli.tables import (
+    make_one_line_per_row_table,
+    new_borderless_table,
+    print_table_after_gap,
+    print_traceback,
+)
 from gen_durable.client import Durable
 from gen_durable.instances import Instance
 from gen_durable.journal import Activity, Checkpoint, Progress, Transition
 from gen_durable.listing import Count
-from gen_durable.printable_text import TextBlock, escape_text
+from gen_durable.printable_text import TextBlock, escape_to_one_line
 from gen_durable.signals import StoredSignal
 
 
@@ -47,7 +52,7 @@ class InstanceDetails:
     signals: list[StoredSignal]
 
 
-@report_errors
+@exit_on_library_errors
 def show(
     instance: IdArgument = None,
     *,
@@ -80,7 +85,7 @@ def show(
         )
     )
     if as_json:
-        print_json(_json_fields(details, state=state))
+        print_json(_details_json_fields(details, state=state))
         return
     now, console = datetime.now(UTC), new_console()
     console.print(_fields_table(details, now, state=state))
@@ -104,13 +109,13 @@ async def _read_details(app: Durable, which: int | str, last: int) -> InstanceDe
     )
 
 
-def _json_fields(details: InstanceDetails, *, state: bool) -> dict[str, object]:
+def _details_json_fields(details: InstanceDetails, *, state: bool) -> dict[str, object]:
     """Everything for --json. Payloads only if `state`; messages of progress always."""
     stored = details.checkpoint
     checkpoint: dict[str, object] | None = None
     if stored is not None:
         checkpoint = {"version": stored.version, "updated_at": stored.updated_at.isoformat()}
-        checkpoint |= {"value": payload_as_stored(stored.raw_value)} if state else {}
+        checkpoint |= {"value": decode_payload_as_stored(stored.raw_value)} if state else {}
     return instance_json_fields(details.instance, payloads=state) | {
         "traceback": details.instance.traceback,
         "children": {"value": details.children.value, "exact": details.children.exact},
@@ -122,7 +127,7 @@ def _json_fields(details: InstanceDetails, *, state: bool) -> dict[str, object]:
                 "message": p.message,
                 "updated_at": p.updated_at.isoformat(),
             }
-            | ({"detail": payload_as_stored(p.raw_detail)} if state else {})
+            | ({"detail": decode_payload_as_stored(p.raw_detail)} if state else {})
             for p in details.progress
         ],
         "checkpoint": checkpoint,
@@ -139,7 +144,10 @@ def _json_fields(details: InstanceDetails, *, state: bool) -> dict[str, object]:
                 "error": a.error,
             }
             | (
-                {"parameters": payload_as_stored(a.raw_parameters), "result": payload_as_stored(a.raw_result)}
+                {
+                    "parameters": decode_payload_as_stored(a.raw_parameters),
+                    "result": decode_payload_as_stored(a.raw_result),
+                }
                 if state
                 else {}
             )
@@ -150,24 +158,24 @@ def _json_fields(details: InstanceDetails, *, state: bool) -> dict[str, object]:
 
 def _fields_table(details: InstanceDetails, now: datetime, *, state: bool) -> Table:
     instance = details.instance
-    table = new_table(has_head=False)
+    table = new_borderless_table(has_head=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
-    for name, value in _list_fields(details, now):
+    for name, value in _list_named_field_texts(details, now):
         if value:
-            table.add_row(name, styled(value))
+            table.add_row(name, make_escaped_text(value))
     if state:
         for name, raw in (("state", instance.raw_state), ("result", instance.raw_result)):
             if raw is not None:
-                table.add_row(name, styled(_to_text_block(format_payload(raw))))
+                table.add_row(name, make_escaped_text(_to_unindented_text_block(format_payload(raw))))
     elif instance.raw_result is not None:
-        table.add_row("state, result", styled("hidden; --state shows them", "dim"))
+        table.add_row("state, result", make_escaped_text("hidden; --state shows them", "dim"))
     else:
-        table.add_row("state", styled("hidden; --state shows it", "dim"))
+        table.add_row("state", make_escaped_text("hidden; --state shows it", "dim"))
     return table
 
 
-def _list_fields(details: InstanceDetails, now: datetime) -> list[tuple[str, str]]:
+def _list_named_field_texts(details: InstanceDetails, now: datetime) -> list[tuple[str, str]]:
     instance, children = details.instance, details.children
     waits = "" if instance.status.terminal else describe_wait_or_worker(instance, now)
     numbers = {"attempt": instance.attempt, "crashes": instance.crashes}
@@ -180,10 +188,15 @@ def _list_fields(details: InstanceDetails, now: datetime) -> list[tuple[str, str
         ("cannot be read", "; ".join(instance.problems)),
         (
             "previous error" if instance.has_previous_error else "error",
-            _to_text_block(text_or_encrypted_hint(instance.last_error)),
+            _to_unindented_text_block(text_or_encrypted_hint(instance.last_error)),
         ),
         ("error type", instance.error_type or ""),
-        ("progress", _to_text_block("\n".join(escape_text(_describe_progress(p, now)) for p in details.progress))),
+        (
+            "progress",
+            _to_unindented_text_block(
+                "\n".join(escape_to_one_line(_describe_progress(p, now)) for p in details.progress)
+            ),
+        ),
         ("checkpoint", _describe_checkpoint(details.checkpoint, now)),
         ("signals", _describe_signals(details.signals)),
         ("queue", instance.queue + (f", priority {instance.priority}" if instance.priority else "")),
@@ -192,16 +205,19 @@ def _list_fields(details: InstanceDetails, now: datetime) -> list[tuple[str, str
         ("metadata", json.dumps(instance.metadata, ensure_ascii=False) if instance.metadata else ""),
         ("parent", "" if instance.parent_id is None else str(instance.parent_id)),
         ("children", f"{'' if children.exact else 'about '}{children.value}" if children.value else ""),
-        ("may run", _format_time(instance.due_at if instance.status == "runnable" else None, now)),
-        ("timeout", _format_time(instance.await_deadline, now)),
-        ("inserted", _format_time(instance.inserted_at, now)),
-        ("first claimed", _format_time(instance.started_at, now)),
-        ("changed", _format_time(instance.updated_at, now)),
-        ("ended", _format_time(instance.finished_at, now)),
+        (
+            "may run",
+            _format_absolute_and_relative_time(instance.due_at if instance.status == "runnable" else None, now),
+        ),
+        ("timeout", _format_absolute_and_relative_time(instance.await_deadline, now)),
+        ("inserted", _format_absolute_and_relative_time(instance.inserted_at, now)),
+        ("first claimed", _format_absolute_and_relative_time(instance.started_at, now)),
+        ("changed", _format_absolute_and_relative_time(instance.updated_at, now)),
+        ("ended", _format_absolute_and_relative_time(instance.finished_at, now)),
     ]
 
 
-def _to_text_block(text: str) -> TextBlock:
+def _to_unindented_text_block(text: str) -> TextBlock:
     """Text that keeps its lines: the column indents them."""
     return TextBlock(text, indent="")
 
@@ -233,7 +249,7 @@ def _describe_checkpoint(checkpoint: Checkpoint | None, now: datetime) -> str:
 
 
 def _transitions_table(transitions: list[Transition], now: datetime) -> Table:
-    return one_line_table(
+    return make_one_line_per_row_table(
         ("seq", "step", "outcome", "started", "took", "error"),
         (
             (
@@ -251,7 +267,7 @@ def _transitions_table(transitions: list[Transition], now: datetime) -> Table:
 
 
 def _activities_table(activities: list[Activity], now: datetime) -> Table:
-    return one_line_table(
+    return make_one_line_per_row_table(
         ("visit", "step", "activity", "", "started", "took", "error"),
         (
             (
@@ -269,5 +285,5 @@ def _activities_table(activities: list[Activity], now: datetime) -> Table:
     )
 
 
-def _format_time(then: datetime | None, now: datetime) -> str:
+def _format_absolute_and_relative_time(then: datetime | None, now: datetime) -> str:
     return "" if then is None else f"{then.astimezone():%Y-%m-%d %H:%M:%S %z} ({format_relative_time(then, now)})"

@@ -9,11 +9,16 @@ from typing import Annotated, Final
 import typer
 
 from gen_durable.cli.client_runner import run_with_client
-from gen_durable.cli.console import fail, new_console, print_json, print_message, report_errors
-from gen_durable.cli.database import SCHEMA, DsnOption, SchemaOption
-from gen_durable.cli.format import format_payload, format_relative_time, payload_as_stored, text_or_encrypted_hint
-from gen_durable.cli.options import CodecOption, KeyOption, require_id_or_key
-from gen_durable.cli.tables import collapse_whitespace, one_line_table
+from gen_durable.cli.console import exit_on_library_errors, exit_with_message, new_console, print_json, print_message
+from gen_durable.cli.database_opener import SCHEMA, DsnOption, SchemaOption
+from gen_durable.cli.formatters import (
+    decode_payload_as_stored,
+    format_payload,
+    format_relative_time,
+    text_or_encrypted_hint,
+)
+from gen_durable.cli.shared_options import CodecOption, KeyOption, require_id_or_key
+from gen_durable.cli.tables import collapse_whitespace, make_one_line_per_row_table
 from gen_durable.client import Durable
 from gen_durable.operations.signal_admin import Restoration
 from gen_durable.signals import StoredSignal
@@ -29,7 +34,7 @@ REASONS: Final[dict[Restoration, str]] = {
 }
 
 
-@report_errors
+@exit_on_library_errors
 def signals(
     words: Annotated[
         list[str] | None,
@@ -60,13 +65,17 @@ def signals(
     """
     match words or []:
         case ["restore", *ids] if ids and key is None:
-            _restore_signals(_parse_ids(ids), dsn, schema)
+            _restore_and_report_signals(_parse_signal_ids(ids), dsn, schema)
         case ["rm", *rest] if len(rest) <= 1:
-            which = require_id_or_key(_parse_ids(rest)[0] if rest else None, key)
+            which = require_id_or_key(_parse_signal_ids(rest)[0] if rest else None, key)
             deleted = asyncio.run(run_with_client(dsn, schema, lambda app: app.delete_signals(which, name)))
             print_message(f"{deleted:,} signals deleted")
         case [*rest] if len(rest) <= 1 and (rest or key is not None or rejected):
-            given = None if not rest and key is None else require_id_or_key(_parse_ids(rest)[0] if rest else None, key)
+            given = (
+                None
+                if not rest and key is None
+                else require_id_or_key(_parse_signal_ids(rest)[0] if rest else None, key)
+            )
             found = asyncio.run(
                 run_with_client(
                     dsn,
@@ -77,7 +86,7 @@ def signals(
             )
             _print_signals(found, payloads=payloads, as_json=as_json)
         case _:
-            fail(USAGE)
+            exit_with_message(USAGE)
 
 
 async def _read_signals(app: Durable, which: int | str | None, *, rejected: bool, payloads: bool) -> list[StoredSignal]:
@@ -89,7 +98,7 @@ async def _read_signals(app: Durable, which: int | str | None, *, rejected: bool
     return [signal for signal in found if signal.state == "rejected"] if rejected else found
 
 
-def _restore_signals(ids: list[int], dsn: str | None, schema: str) -> None:
+def _restore_and_report_signals(ids: list[int], dsn: str | None, schema: str) -> None:
     verdicts = asyncio.run(run_with_client(dsn, schema, lambda app: app.restore_signals(ids)))
     for one, verdict in verdicts.items():
         print_message(f"signal {one} {REASONS[verdict]}")
@@ -99,14 +108,14 @@ def _restore_signals(ids: list[int], dsn: str | None, schema: str) -> None:
 
 def _print_signals(found: list[StoredSignal], *, payloads: bool, as_json: bool) -> None:
     if as_json:
-        print_json([_json_fields(signal, payloads=payloads) for signal in found])
+        print_json([_signal_json_fields(signal, payloads=payloads) for signal in found])
     elif not found:
         print_message("there are no signals")
     else:
         now = datetime.now(UTC)
         heads = ("id", "instance", "machine", "name", "state", "age", "bytes", "dedup key", "payload or reason")
         new_console().print(
-            one_line_table(
+            make_one_line_per_row_table(
                 heads,
                 (
                     (
@@ -138,7 +147,7 @@ def _describe_reason_and_payload(signal: StoredSignal, *, payloads: bool) -> str
     return "; ".join(part for part in parts if part)
 
 
-def _json_fields(signal: StoredSignal, *, payloads: bool) -> dict[str, object]:
+def _signal_json_fields(signal: StoredSignal, *, payloads: bool) -> dict[str, object]:
     fields: dict[str, object] = {
         "id": signal.id,
         "instance": signal.target_id,
@@ -150,10 +159,10 @@ def _json_fields(signal: StoredSignal, *, payloads: bool) -> dict[str, object]:
         "dedup_key": signal.dedup_key,
         "reason": signal.reason,
     }
-    return fields | ({"payload": payload_as_stored(signal.raw_payload)} if payloads else {})
+    return fields | ({"payload": decode_payload_as_stored(signal.raw_payload)} if payloads else {})
 
 
-def _parse_ids(words: list[str]) -> list[int]:
+def _parse_signal_ids(words: list[str]) -> list[int]:
     if not all(word.isdigit() for word in words):
-        fail(USAGE)
+        exit_with_message(USAGE)
     return [int(word) for word in words]

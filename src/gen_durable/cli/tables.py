@@ -9,25 +9,25 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gen_durable.cli.console import styled
-from gen_durable.cli.format import text_or_encrypted_hint
+from gen_durable.cli.console import make_escaped_text
+from gen_durable.cli.formatters import text_or_encrypted_hint
 from gen_durable.printable_text import TextBlock
 
 
-def new_table(*, has_head: bool = True) -> Table:
-    """An empty table without lines. Its cells are data: strings, or texts that `styled` has made."""
+def new_borderless_table(*, has_head: bool = True) -> Table:
+    """An empty table without lines. Its cells are data: strings, or texts that `make_escaped_text` has made."""
     return Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", show_header=has_head)
 
 
-def one_line_table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, style: str = "") -> Table:
+def make_one_line_per_row_table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, style: str = "") -> Table:
     """The first column holds numbers; the last one is text of any length, in `style`."""
-    table = new_table()
+    table = new_borderless_table()
     table.add_column(heads[0], justify="right", no_wrap=True)
     for head in heads[1:-1]:
         table.add_column(head, no_wrap=True)
     table.add_column(heads[-1])  # the column may shrink while its texts do not wrap, so it is the one that is cut
     for *cells, last in rows:
-        table.add_row(*cells, styled(collapse_whitespace(last), style, is_cut=True))
+        table.add_row(*cells, make_escaped_text(collapse_whitespace(last), style, is_cut=True))
     return table
 
 
@@ -36,7 +36,7 @@ def collapse_whitespace(text: str) -> str:
     return re.sub("[ \t\n]+", " ", text).strip(" ")
 
 
-def join_lines(lines: Iterable[Text]) -> Text:
+def join_lines_into_cell(lines: Iterable[Text]) -> Text:
     """One cell with several lines."""
     return Text("\n").join(lines)
 
@@ -51,6 +51,6 @@ def print_table_after_gap(console: Console, table: Table) -> None:
 def print_traceback(console: Console, head: str, traceback: str | None) -> None:
     """Print a traceback below a table, if there is one. Its lines are indented, and not cut."""
     if traceback is not None:
-        block = styled(TextBlock(text_or_encrypted_hint(traceback)), "bold red")
+        block = make_escaped_text(TextBlock(text_or_encrypted_hint(traceback)), "bold red")
         console.print()
-        console.print(join_lines([styled(head, "bold"), block]), soft_wrap=True)
+        console.print(join_lines_into_cell([make_escaped_text(head, "bold"), block]), soft_wrap=True)

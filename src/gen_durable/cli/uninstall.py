@@ -7,14 +7,20 @@ import sys
 
 import typer
 
-from gen_durable.cli.console import ask, fail, print_line, print_message, report_errors
-from gen_durable.cli.database import SCHEMA, ConnectedDatabase, DsnOption, SchemaOption, open_database
-from gen_durable.pg.uninstall import InstalledContent, Removal, read_content
+from gen_durable.cli.console import (
+    exit_on_library_errors,
+    exit_with_message,
+    print_line,
+    print_message,
+    prompt_for_answer,
+)
+from gen_durable.cli.database_opener import SCHEMA, ConnectedDatabase, DsnOption, SchemaOption, open_database
+from gen_durable.pg.uninstall import InstalledContent, UninstallResult, read_installed_content
 from gen_durable.pg.uninstall import uninstall as remove
 from gen_durable.store.schema import ROLES, Schema
 
 
-@report_errors
+@exit_on_library_errors
 def uninstall(
     *,
     dsn: DsnOption = None,
@@ -31,14 +37,14 @@ def uninstall(
 
     Exit code 2: nothing was removed.
     """
-    asyncio.run(_uninstall(dsn, Schema(schema), roles=roles, force=force, yes=yes))
+    asyncio.run(_confirm_and_uninstall(dsn, Schema(schema), roles=roles, force=force, yes=yes))
 
 
-async def _uninstall(dsn: str | None, schema: Schema, *, roles: bool, force: bool, yes: bool) -> None:
+async def _confirm_and_uninstall(dsn: str | None, schema: Schema, *, roles: bool, force: bool, yes: bool) -> None:
     async with open_database(dsn) as database:
-        content = await read_content(database.connection, schema)
+        content = await read_installed_content(database.connection, schema)
         if roles and content.roles is None:
-            fail(f"schema {schema.name!r} has no roles: leave out --roles.")
+            exit_with_message(f"schema {schema.name!r} has no roles: leave out --roles.")
         if not yes:
             _confirm_with_schema_name(schema, content, database, roles=roles)
         removal = await remove(database.connection, schema, with_roles=roles, with_live_instances=force)
@@ -49,25 +55,25 @@ def _confirm_with_schema_name(
     schema: Schema, content: InstalledContent, database: ConnectedDatabase, *, roles: bool
 ) -> None:
     if not sys.stdin.isatty():
-        fail("this asks for the name of the schema on a terminal. Pass --yes to remove it without asking.")
-    dropped = f", and the roles {_role_names(content)}" if roles else ""
+        exit_with_message("this asks for the name of the schema on a terminal. Pass --yes to remove it without asking.")
+    dropped = f", and the roles {_join_role_names(content)}" if roles else ""
     print_message(
         f"This deletes {content.live + content.ended:,} instances ({content.live:,} have not ended) and all objects of "
         f"gen_durable in schema {schema.name} ({database.location}){dropped}."
     )
-    if ask("Type the name of the schema to go on") != schema.name:
-        fail("that is not the name of the schema. Nothing was changed.")
+    if prompt_for_answer("Type the name of the schema to go on") != schema.name:
+        exit_with_message("that is not the name of the schema. Nothing was changed.")
 
 
-def _print_removal(schema: Schema, content: InstalledContent, removal: Removal, location: str) -> None:
+def _print_removal(schema: Schema, content: InstalledContent, removal: UninstallResult, location: str) -> None:
     print_line(f"schema {schema.name}: removed version {content.version} ({location})")
     if removal.kept_objects:
         print_line(f"schema {schema.name}: stays, with {', '.join(removal.kept_objects)}")
     if removal.roles:
         print_line(f"schema {schema.name}: dropped the roles {', '.join(removal.roles)}")
     elif content.roles is not None:
-        print_message(f"the roles {_role_names(content)} stay: drop them yourself if no other schema uses them")
+        print_message(f"the roles {_join_role_names(content)} stay: drop them yourself if no other schema uses them")
 
 
-def _role_names(content: InstalledContent) -> str:
+def _join_role_names(content: InstalledContent) -> str:
     return ", ".join(f"{content.roles}_{role}" for role in ROLES)

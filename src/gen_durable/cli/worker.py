@@ -19,9 +19,9 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from gen_durable.cli.console import fail_with_error, report_errors
+from gen_durable.cli.console import exit_on_library_errors, exit_with_error
 from gen_durable.cli.object_importer import import_object
-from gen_durable.cli.process_supervisor import supervise
+from gen_durable.cli.process_supervisor import supervise_processes
 from gen_durable.core.services import services_of
 from gen_durable.durations import parse_duration
 from gen_durable.errors import ConfigError, GenDurableError
@@ -59,7 +59,7 @@ EmbeddedOption = Annotated[
 ]
 
 
-@report_errors
+@exit_on_library_errors
 def worker(
     target: TargetArgument,
     *,
@@ -95,29 +95,33 @@ def worker(
     logging.basicConfig(level=log_level.upper(), format=_FORMAT, datefmt="%H:%M:%S", stream=sys.stderr, force=True)
     drain = None if drain_timeout is None else parse_duration(drain_timeout)
     if processes > 1:
-        command = _worker_process_command(target, max_crashes, drain_timeout, log_level, embedded=embedded)
-        raise typer.Exit(asyncio.run(supervise(command, processes)))
+        command = _make_worker_process_command(target, max_crashes, drain_timeout, log_level, embedded=embedded)
+        raise typer.Exit(asyncio.run(supervise_processes(command, processes)))
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _exit_on_signal)  # until the worker installs its own handlers: nothing is claimed before
+        signal.signal(
+            number, _raise_system_exit_on_signal
+        )  # until the worker installs its own handlers: nothing is claimed before
     if supervised:
         _drain_when_parent_dies()
     may_embed = embedded or sys.stdin.isatty() or sys.stderr.isatty()
-    _run_event_loop(_run_worker(_load_factory(target), max_crashes, drain, may_embed=may_embed))
+    _run_in_new_event_loop(
+        _make_and_run_worker(_import_worker_factory(target), max_crashes, drain, may_embed=may_embed)
+    )
 
 
-def _run_event_loop(running: Coroutine[Any, Any, None]) -> None:
+def _run_in_new_event_loop(running: Coroutine[Any, Any, None]) -> None:
     try:
         with asyncio.Runner(loop_factory=_find_uvloop_factory()) as runner:
             runner.run(running)
     except ConfigError:
         raise
     except GenDurableError as error:
-        fail_with_error(error, 1)  # not a mistake of the command line, so a restart may help
+        exit_with_error(error, 1)  # not a mistake of the command line, so a restart may help
     if any(t is not threading.main_thread() and not t.daemon and t.is_alive() for t in threading.enumerate()):
         _exit_without_joining_threads(0)
 
 
-async def _run_worker(
+async def _make_and_run_worker(
     factory: Callable[[], Any], max_crashes: int | None, drain_timeout: timedelta | None, *, may_embed: bool
 ) -> None:
     built = factory()
@@ -143,14 +147,14 @@ async def _run_worker(
     await built.run()
 
 
-def _load_factory(target: str) -> Callable[[], Any]:
+def _import_worker_factory(target: str) -> Callable[[], Any]:
     found = import_object(target)
     if isinstance(found, Worker):
         return lambda: found
     if found is Worker:
         raise ConfigError(f"{target} is the class Worker itself. Name a Worker, or a function that returns one.")
     if callable(found):
-        if missing := _required_parameters(found):
+        if missing := _list_required_parameters(found):
             raise ConfigError(
                 f"{target} needs arguments ({', '.join(missing)}). Name a Worker, or a function without arguments "
                 "that returns one."
@@ -159,7 +163,7 @@ def _load_factory(target: str) -> Callable[[], Any]:
     raise ConfigError(f"{target} is a {type(found).__name__}. Name a Worker, or a function that returns one.")
 
 
-def _required_parameters(function: Callable[..., Any]) -> list[str]:
+def _list_required_parameters(function: Callable[..., Any]) -> list[str]:
     try:
         parameters = inspect.signature(function).parameters.values()
     except ValueError:  # a function of C without a signature
@@ -168,7 +172,7 @@ def _required_parameters(function: Callable[..., Any]) -> list[str]:
     return [one.name for one in parameters if one.default is one.empty and one.kind not in optional]
 
 
-def _worker_process_command(
+def _make_worker_process_command(
     target: str, max_crashes: int | None, drain_timeout: str | None, log_level: LogLevel, *, embedded: bool
 ) -> list[str]:
     command = [sys.executable, "-m", "gen_durable.cli", "worker", target, "--supervised", "--log-level", log_level]
@@ -189,7 +193,7 @@ def _find_uvloop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return uvloop.new_event_loop
 
 
-def _exit_on_signal(_number: int, _frame: FrameType | None) -> None:
+def _raise_system_exit_on_signal(_number: int, _frame: FrameType | None) -> None:
     raise SystemExit(0)
 
 

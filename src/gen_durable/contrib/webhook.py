@@ -30,7 +30,7 @@ from gen_durable.contrib.webhook_input import Delivery, TargetUrl, check_and_par
 from gen_durable.contrib.webhook_signature import Secret, sign
 from gen_durable.durations import Duration
 from gen_durable.errors import ConfigError, InputError
-from gen_durable.loggers import get_logger
+from gen_durable.escaping_loggers import get_escaping_logger
 from gen_durable.machines import Machine, step
 from gen_durable.outcomes import Done, Fail, Outcome, Retry, describe_error
 from gen_durable.validation import check_delay
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Delivered", "Delivery", "Secret", "Undelivered", "Webhook", "sign"]
 
-log = get_logger("gen_durable.webhook")
+log = get_escaping_logger("gen_durable.webhook")
 MAX_WAIT: Final = timedelta(days=1)
 NOT_DELIVERED: Final = "not delivered; the worker's log has the reason, and Webhook(show_details=True) stores it"
 _SENDER: Final = re.compile(r"[A-Za-z0-9_:/@+-]+")
@@ -116,7 +116,7 @@ class Webhook(Machine, name="gen_durable.webhook"):
         self._base = base
         self._cap = cap
         self._sender = sender
-        self._ports = _check_ports(ports, allow_private_networks=allow_private_networks)
+        self._ports = _resolve_allowed_ports(ports, allow_private_networks=allow_private_networks)
         self._allow_private_networks = allow_private_networks
         self._show_details = show_details
         self._client = client
@@ -125,10 +125,10 @@ class Webhook(Machine, name="gen_durable.webhook"):
     @step
     async def send(self, delivery: Delivery, ctx: Context) -> Outcome[Delivered]:
         """Make one attempt."""
-        target = self._check_and_parse(delivery)
+        target = self._check_and_parse_allowed_delivery(delivery)
         body = msgspec.json.encode(delivery.body)
-        headers = self._make_headers(delivery, target, body, f"{self._sender}-{ctx.id}", int(time.time()))
-        answer = await self._post(target, body, headers)
+        headers = self._make_signed_headers(delivery, target, body, f"{self._sender}-{ctx.id}", int(time.time()))
+        answer = await self._post_and_describe_result(target, body, headers)
         if answer.status is not None and 200 <= answer.status < 300:
             return Done(Delivered(answer.status, ctx.attempt + 1))
         # Without the host, which belongs to the payload. One place raises for all reasons: also the stored traceback,
@@ -149,7 +149,7 @@ class Webhook(Machine, name="gen_durable.webhook"):
             after = max(after, min(error.retry_after, MAX_WAIT))
         return Retry(state, delay=after)
 
-    def _check_and_parse(self, delivery: Delivery) -> TargetUrl:
+    def _check_and_parse_allowed_delivery(self, delivery: Delivery) -> TargetUrl:
         """Check what the row has, which need not come from our client, and what this worker allows."""
         try:
             target = check_and_parse_delivery(delivery)
@@ -162,7 +162,9 @@ class Webhook(Machine, name="gen_durable.webhook"):
             raise Undelivered(f"the port {target.port} is not allowed; pass Webhook(ports=) to allow others than 443")
         return target
 
-    def _make_headers(self, delivery: Delivery, target: TargetUrl, body: bytes, key: str, now: int) -> dict[str, str]:
+    def _make_signed_headers(
+        self, delivery: Delivery, target: TargetUrl, body: bytes, key: str, now: int
+    ) -> dict[str, str]:
         headers = delivery.headers | {
             "content-type": "application/json",
             "idempotency-key": key,
@@ -180,13 +182,13 @@ class Webhook(Machine, name="gen_durable.webhook"):
             headers["webhook-signature"] = secret.sign(key, now, body)
         return headers
 
-    async def _post(self, target: TargetUrl, body: bytes, headers: dict[str, str]) -> AttemptResult:
+    async def _post_and_describe_result(self, target: TargetUrl, body: bytes, headers: dict[str, str]) -> AttemptResult:
         try:
             async with asyncio.timeout(self._timeout):
                 if self._client is None:
                     status, retry_after = await self._post_to_checked_address(target, body, headers)
                 else:
-                    status, retry_after = await self._post_with_client(self._client, target, body, headers)
+                    status, retry_after = await self._post_with_given_client(self._client, target, body, headers)
         except Exception as error:  # of the resolver, TLS, HTTP: the kind is enough, a text may quote the URL
             return AttemptResult(f"no answer ({type(error).__name__})")
         return AttemptResult(f"HTTP {status}", status, retry_after)
@@ -194,7 +196,7 @@ class Webhook(Machine, name="gen_durable.webhook"):
     async def _post_to_checked_address(
         self, target: TargetUrl, body: bytes, headers: dict[str, str]
     ) -> tuple[int, str | None]:
-        from gen_durable.contrib.webhook_poster import post_to_checked_address
+        from gen_durable.contrib.webhook_public_address_poster import post_to_checked_address
 
         return await post_to_checked_address(
             target,
@@ -205,7 +207,7 @@ class Webhook(Machine, name="gen_durable.webhook"):
             allow_private_networks=self._allow_private_networks,
         )
 
-    async def _post_with_client(
+    async def _post_with_given_client(
         self, client: httpx.AsyncClient, target: TargetUrl, body: bytes, headers: dict[str, str]
     ) -> tuple[int, str | None]:
         async with client.stream("POST", target.url, content=body, headers=headers, follow_redirects=False) as response:
@@ -230,7 +232,7 @@ def _check_secrets(secrets: Mapping[str, Secret]) -> dict[str, Secret]:
     return dict(secrets)
 
 
-def _check_ports(ports: Collection[int] | None, *, allow_private_networks: bool) -> frozenset[int] | None:
+def _resolve_allowed_ports(ports: Collection[int] | None, *, allow_private_networks: bool) -> frozenset[int] | None:
     """The ports that are allowed; None means every port."""
     if ports is None:
         return None if allow_private_networks else frozenset({443})

@@ -10,11 +10,11 @@ import asyncio
 from abc import ABC, abstractmethod
 from typing import Final
 
-from gen_durable.backoff import Pauses
-from gen_durable.loggers import get_logger
-from gen_durable.pg.faults import ConnectionLost, describe_for_log
+from gen_durable.backoff import GrowingPauses
+from gen_durable.escaping_loggers import get_escaping_logger
+from gen_durable.pg.error_classifier import ConnectionLost, describe_for_log
 
-log = get_logger("gen_durable.worker")
+log = get_escaping_logger("gen_durable.worker")
 FIRST_PAUSE: Final = 0.1
 LONGEST_PAUSE: Final = 1.0  # the end of an outage is noticed within a second
 # Not at once: an event loop that ends cancels every task, and would wait for a new one in vain.
@@ -29,7 +29,7 @@ class BackgroundTask(ABC):
         self._task: asyncio.Task[None] | None = None
         self._stopping = False
         self._is_failing = False
-        self._pauses = Pauses(FIRST_PAUSE, LONGEST_PAUSE, jitter=0.5)
+        self._pauses = GrowingPauses(FIRST_PAUSE, LONGEST_PAUSE, jitter=0.5)
 
     @abstractmethod
     async def run_once(self) -> float:
@@ -74,7 +74,7 @@ class BackgroundTask(ABC):
                     self._pauses.reset()
             except Exception as error:
                 self._report_failure(error)
-                pause = self._pauses.next()
+                pause = self._pauses.next_seconds()
             await asyncio.sleep(pause)
 
     def _report_failure(self, error: Exception) -> None:

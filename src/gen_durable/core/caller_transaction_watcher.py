@@ -16,14 +16,14 @@ from typing import Final
 
 from gen_durable.core.notification_messages import messages_of_follow_ups
 from gen_durable.core.notifier import Notifier
-from gen_durable.loggers import get_logger
-from gen_durable.pg.faults import describe_for_log
+from gen_durable.escaping_loggers import get_escaping_logger
+from gen_durable.pg.error_classifier import describe_for_log
 from gen_durable.pg.pool import Pool
 from gen_durable.store.caller_statements import ended_transactions_statement
 from gen_durable.store.types import FollowUps
 from gen_durable.telemetry import Events
 
-log = get_logger("gen_durable.notifier")
+log = get_escaping_logger("gen_durable.notifier")
 FIRST_PAUSE: Final = 0.002
 SHORTEST_INTERVAL: Final = 0.01  # between two checks, however many transactions are added
 LONGEST_PAUSE: Final = 1.0

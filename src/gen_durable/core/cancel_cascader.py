@@ -11,15 +11,15 @@ import asyncio
 import time
 from typing import Final, NamedTuple, Protocol
 
-from gen_durable.backoff import Pauses
+from gen_durable.backoff import GrowingPauses
 from gen_durable.core.statement_runner import StatementRunner
 from gen_durable.errors import DatabaseRefused, DatabaseUnavailable
-from gen_durable.loggers import get_logger
-from gen_durable.pg.faults import describe_for_log
+from gen_durable.escaping_loggers import get_escaping_logger
+from gen_durable.pg.error_classifier import describe_for_log
 from gen_durable.store.statements import StatementBuilder
 from gen_durable.store.types import FollowUps
 
-log = get_logger("gen_durable.cascade")
+log = get_escaping_logger("gen_durable.cascade")
 BATCH: Final = 1000
 REPORT_SECONDS: Final = 600.0  # a child that is refused in each batch is logged so often
 FIRST_PAUSE: Final = 0.01
@@ -109,7 +109,7 @@ class CancelCascader:
     async def run_cascade(self, origin: int | None) -> CascadeCount:
         """Cancel the descendants of `origin`, or (None) of any, until none is left that can be locked."""
         ended = requested = 0
-        pauses, empty_batches_left = Pauses(FIRST_PAUSE, LONGEST_PAUSE), MAX_EMPTY_BATCHES
+        pauses, empty_batches_left = GrowingPauses(FIRST_PAUSE, LONGEST_PAUSE), MAX_EMPTY_BATCHES
         try:
             while True:
                 batch = await self._statement_runner.run(
@@ -128,7 +128,7 @@ class CancelCascader:
                 empty_batches_left -= 1  # the rows that are left are locked or refused
                 if empty_batches_left == 0:
                     break
-                await asyncio.sleep(pauses.next())
+                await asyncio.sleep(pauses.next_seconds())
         except (DatabaseRefused, DatabaseUnavailable) as error:
             log.warning("cascade of instance %s interrupted (%s)", origin, error)
         log.info("cascade of instance %s: the remaining children are left to the reaper of a worker", origin)

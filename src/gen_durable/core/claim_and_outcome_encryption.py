@@ -12,11 +12,11 @@ from typing import Final
 
 import msgspec
 
-from gen_durable.backoff import Pauses
+from gen_durable.backoff import GrowingPauses
 from gen_durable.core.start_and_signal_encryption import encrypt_start
 from gen_durable.encryption import ERROR, RESULT, TRACEBACK, PayloadEncryption, state_field
 from gen_durable.errors import UnreadableSignal
-from gen_durable.pg.faults import ConnectionLost, FaultKind, SqlError, classify_error
+from gen_durable.pg.error_classifier import ConnectionLost, FaultKind, SqlError, classify_error
 from gen_durable.pg.pool import Pool
 from gen_durable.pg.sqlstate_errors import to_library_error
 from gen_durable.store.statements import StatementBuilder
@@ -103,7 +103,7 @@ class ClaimAndOutcomeEncryption:
 
     async def _allocate_ids(self, count: int) -> list[int]:
         """Allocate ids, retrying until the database answers, as commits do: an outage is no error of the step."""
-        pauses = Pauses(FIRST_PAUSE, LONGEST_PAUSE)
+        pauses = GrowingPauses(FIRST_PAUSE, LONGEST_PAUSE)
         while True:
             try:
                 return await self._pool.run(self._statements.allocate_ids(count))
@@ -112,4 +112,4 @@ class ClaimAndOutcomeEncryption:
             except SqlError as error:
                 if classify_error(error) is FaultKind.REFUSED:
                     raise to_library_error(error, "allocate_ids", self._statements.schema.name) from None
-            await asyncio.sleep(pauses.next())
+            await asyncio.sleep(pauses.next_seconds())

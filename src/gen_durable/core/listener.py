@@ -12,8 +12,8 @@ from typing import Any, Final, Protocol
 
 from gen_durable.core.background_task import BackgroundTask
 from gen_durable.core.notification_messages import Message, decode_message
-from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
-from gen_durable.pg.faults import ConnectionLost
+from gen_durable.pg.error_classifier import ConnectionLost
+from gen_durable.pg.persistent_connection import ConnectionTarget, PersistentConnection
 
 PROBE_INTERVAL: Final = 10.0
 PROBE_TIMEOUT: Final = 5.0

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, TypeAlias, assert_never
 
-from gen_durable.loggers import get_logger
+from gen_durable.escaping_loggers import get_escaping_logger
 from gen_durable.store.types import FollowUps
 
-log = get_logger("gen_durable.notifier")
+log = get_escaping_logger("gen_durable.notifier")
 QUEUE: Final = "queue"
 CANCEL_CHILDREN: Final = "cancel_children"
 CHECK_CANCEL_REQUESTS: Final = "check_cancel_requests"

@@ -22,13 +22,13 @@ from gen_durable.core.notification_messages import (
     messages_of_follow_ups,
 )
 from gen_durable.core.statement_runner import StatementRunner
-from gen_durable.loggers import get_logger
-from gen_durable.pg.connection import ConnectionTarget
+from gen_durable.escaping_loggers import get_escaping_logger
+from gen_durable.pg.persistent_connection import ConnectionTarget
 from gen_durable.pg.pool import Pool
 from gen_durable.store.statements import StatementBuilder
 from gen_durable.store.types import FollowUps
 
-log = get_logger("gen_durable.notifier")
+log = get_escaping_logger("gen_durable.notifier")
 FULL_PICK_INTERVAL: Final = 0.5
 MISSED_INTERVAL: Final = 0.1
 CLOSE_TIMEOUT: Final = 1.0

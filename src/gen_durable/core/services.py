@@ -12,10 +12,10 @@ from gen_durable.core.caller_transaction_watcher import CallerTransactionWatcher
 from gen_durable.core.completion_watcher import CompletionWatcher
 from gen_durable.core.notifier import Notifier
 from gen_durable.core.statement_runner import StatementRunner
-from gen_durable.database import Database
+from gen_durable.database_connections import DatabaseConnections
 from gen_durable.encryption import PayloadEncryption
 from gen_durable.errors import ConfigError
-from gen_durable.pg.connection import ConnectionTarget
+from gen_durable.pg.persistent_connection import ConnectionTarget
 from gen_durable.pg.pool import Pool
 from gen_durable.pg.write_access import write_access_statement
 from gen_durable.store.instance_admin import InstanceAdminStatementBuilder
@@ -55,7 +55,7 @@ class Services:
         "statements",
     )
 
-    def __init__(self, database: Database, encryption: PayloadEncryption | None) -> None:
+    def __init__(self, database: DatabaseConnections, encryption: PayloadEncryption | None) -> None:
         self._database = database
         self.schema: Schema = database.schema
         self.statements = StatementBuilder(self.schema)
@@ -115,7 +115,9 @@ class Services:
     async def check_write_access(self) -> None:
         """Raise `DatabaseUnavailable` or `DatabaseRefused` if a worker cannot write here."""
         statement = write_access_statement(self.schema)
-        (await self.engine_statement_runner.run(statement, "start", may_run_twice=True)).check(self.schema)
+        (await self.engine_statement_runner.run(statement, "start", may_run_twice=True)).check_worker_can_write(
+            self.schema
+        )
 
     @property
     def starts_embedded_server(self) -> bool:
@@ -134,7 +136,7 @@ class Services:
         if self.is_open:
             raise ConfigError("this Durable is open already")
         database = self._database
-        await database.open()
+        await database.open_and_check_schema()
         self._installation = database.installation
         self._notifier = Notifier(database.pool, self.statements, self.engine_statement_runner, database.listen_target)
         self._completions = CompletionWatcher(database.pool, self.statements)

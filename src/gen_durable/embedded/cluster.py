@@ -13,11 +13,11 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from gen_durable.embedded.account import Account
 from gen_durable.embedded.binaries import Binaries
 from gen_durable.embedded.environment import make_postgres_environment
 from gen_durable.embedded.file_locks import FileLock
 from gen_durable.embedded.layout import PORT, Layout
+from gen_durable.embedded.postgres_account import PostgresAccount
 
 # Written into postgresql.conf once, by initdb. Edit them there for other values.
 _DEFAULTS = {
@@ -51,7 +51,7 @@ class Cluster:
 
     layout: Layout
     binaries: Binaries
-    account: Account | None
+    account: PostgresAccount | None
 
     def exists(self) -> bool:
         return (self.layout.data / "PG_VERSION").exists()

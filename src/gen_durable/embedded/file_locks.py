@@ -27,7 +27,7 @@ class FileLock:
     def fd(self) -> int:
         return self._fd
 
-    def is_same_file(self, path: Path) -> bool:
+    def is_still_at_path(self, path: Path) -> bool:
         """Whether `path` still is the locked file: False if it was deleted or replaced."""
         try:
             return os.path.samestat(os.fstat(self._fd), path.lstat())

@@ -1,7 +1,7 @@
 """The paths inside the directory of an embedded server.
 
-The directory and the files beside the data belong to the user of the process, root included: `prepare_layout` and
-`check_layout` refuse a directory of another user. The data belong to the account that runs Postgres.
+The directory and the files beside the data belong to the user of the process, root included: `create_layout_directory`
+and `check_layout_ownership` refuse a directory of another user. The data belong to the account that runs Postgres.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Layout:
     def server_lock(self) -> Path:
         return self.directory / "server.lock"
 
-    def log_tail(self, lines: int = 20) -> str:
+    def read_log_tail(self, lines: int = 20) -> str:
         """The last lines of the log, for an error message."""
         try:
             fd = path_ownership.open_owned_file(self.log, os.O_RDONLY)
@@ -79,12 +79,12 @@ class Layout:
             return f"(no log: {error})"
 
 
-def prepare_layout(directory: Path) -> Layout:
+def create_layout_directory(directory: Path) -> Layout:
     """Create the directory if it is missing. Raises `EmbeddedUnavailable` if it cannot be used."""
     try:
         layout = Layout(path_ownership.resolve_safe_path(directory.expanduser()))
         _make_directories(layout.directory)
-        check_layout(layout)
+        check_layout_ownership(layout)
         with os.fdopen(path_ownership.open_owned_file(layout.ignore_file, os.O_WRONLY | os.O_CREAT), "w") as file:
             file.write("*\n")
     except OSError as error:
@@ -95,7 +95,7 @@ def prepare_layout(directory: Path) -> Layout:
     return layout
 
 
-def check_layout(layout: Layout) -> None:
+def check_layout_ownership(layout: Layout) -> None:
     """Raise `EmbeddedUnavailable` if another user may have planted the directory or anything in it.
 
     Repeat it before each use: a directory that was deleted in `/tmp` can be planted afterwards. Raises
@@ -103,7 +103,7 @@ def check_layout(layout: Layout) -> None:
     """
     path_ownership.resolve_safe_path(layout.directory)
     user = os.geteuid()
-    path_ownership.check_directory(layout.directory, user)
+    path_ownership.check_directory_ownership(layout.directory, user)
     for file in (
         layout.users_lock,
         layout.supervisor_lock,
@@ -112,15 +112,15 @@ def check_layout(layout: Layout) -> None:
         layout.old_log,
         layout.ignore_file,
     ):
-        path_ownership.check_file(file, user)
+        path_ownership.check_file_ownership(file, user)
     for data in (layout.new_data_directory, layout.data):
         with contextlib.suppress(FileNotFoundError):
             # Root has made the data, for any account: only root can write to the directory above.
-            path_ownership.check_directory(data, user if user != 0 else None)
+            path_ownership.check_directory_ownership(data, user if user != 0 else None)
     with contextlib.suppress(FileNotFoundError):
         account = layout.data.lstat().st_uid
         for file in (layout.data / "PG_VERSION", *layout.pid_files):
-            path_ownership.check_file(file, account)
+            path_ownership.check_file_ownership(file, account)
 
 
 def _make_directories(directory: Path) -> None:

@@ -43,14 +43,14 @@ def resolve_safe_path(path: Path) -> Path:
     pending = list(reversed(path.parts[1:]))
     found = Path(path.anchor)
     links = 0
-    _check_not_replaceable(path, found, found.lstat())
+    _check_others_cannot_replace(path, found, found.lstat())
     while pending:
         name = pending.pop()
         if name == os.pardir:
             found = found.parent
             continue
         part = found / name
-        if pending and (status := _read_status(part)) is not None:
+        if pending and (status := _read_file_status(part)) is not None:
             _check_entry_owner(part, status, found.lstat())
             if stat.S_ISLNK(status.st_mode):
                 if (links := links + 1) > _LONGEST_CHAIN:
@@ -59,9 +59,9 @@ def resolve_safe_path(path: Path) -> Path:
                 pending += reversed(target.parts[1:] if target.is_absolute() else target.parts)
                 found = Path(target.anchor) if target.is_absolute() else found
                 continue
-            _check_not_replaceable(path, part, status)
+            _check_others_cannot_replace(path, part, status)
         found = part
-    if (status := _read_status(found)) is not None and found.parent != found:
+    if (status := _read_file_status(found)) is not None and found.parent != found:
         _check_entry_owner(found, status, found.parent.lstat())
     return found
 
@@ -72,7 +72,7 @@ def _check_entry_owner(path: Path, status: os.stat_result, parent: os.stat_resul
         raise _wrong_owner_error(path, status.st_uid, os.geteuid())
 
 
-def _check_not_replaceable(path: Path, above: Path, status: os.stat_result) -> None:
+def _check_others_cannot_replace(path: Path, above: Path, status: os.stat_result) -> None:
     if not status.st_mode & stat.S_IWOTH:
         return
     mode = stat.S_IMODE(status.st_mode)
@@ -84,27 +84,27 @@ def _check_not_replaceable(path: Path, above: Path, status: os.stat_result) -> N
         raise _unsafe_path_error(path, fault, f"Use a directory that is not shared, {_OTHERWISE}")
 
 
-def _read_status(path: Path) -> os.stat_result | None:
+def _read_file_status(path: Path) -> os.stat_result | None:
     try:
         return path.lstat()
     except FileNotFoundError:
         return None
 
 
-def check_directory(path: Path, owner: int | None) -> None:
+def check_directory_ownership(path: Path, owner: int | None) -> None:
     """Raise `EmbeddedUnavailable` unless `path` is a directory that only `owner` can write. None means any owner."""
     status = path.lstat()
     if not stat.S_ISDIR(status.st_mode):
         is_link = stat.S_ISLNK(status.st_mode)
         remedy = "Name the directory itself with Durable(embedded_directory=...)" if is_link else "Remove it"
         raise _unsafe_path_error(path, f"it is {_file_kind_name(status)}, not a directory", f"{remedy}, {_OTHERWISE}")
-    _check_owner_and_mode(path, status, owner)
+    _check_only_owner_can_write(path, status, owner)
 
 
-def check_file(path: Path, owner: int) -> None:
+def check_file_ownership(path: Path, owner: int) -> None:
     """Raise `EmbeddedUnavailable` if `path` exists and is not a regular file of `owner` that only it writes."""
-    if (status := _read_status(path)) is not None:
-        _check_file_status(path, status, owner)
+    if (status := _read_file_status(path)) is not None:
+        _check_regular_file_of_owner(path, status, owner)
 
 
 def open_owned_file(path: Path, flags: int, owner: int | None = None) -> int:
@@ -116,10 +116,10 @@ def open_owned_file(path: Path, flags: int, owner: int | None = None) -> int:
     try:
         fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY, 0o600)
     except OSError:
-        check_file(path, owner)  # what it is explains the error better
+        check_file_ownership(path, owner)  # what it is explains the error better
         raise
     try:
-        _check_file_status(path, os.fstat(fd), owner)
+        _check_regular_file_of_owner(path, os.fstat(fd), owner)
         os.set_blocking(fd, True)
     except BaseException:
         os.close(fd)
@@ -127,15 +127,15 @@ def open_owned_file(path: Path, flags: int, owner: int | None = None) -> int:
     return fd
 
 
-def _check_file_status(path: Path, status: os.stat_result, owner: int) -> None:
+def _check_regular_file_of_owner(path: Path, status: os.stat_result, owner: int) -> None:
     if not stat.S_ISREG(status.st_mode):
         raise _unsafe_path_error(
             path, f"it is {_file_kind_name(status)}, not a regular file", f"Remove it, {_OTHERWISE}"
         )
-    _check_owner_and_mode(path, status, owner)
+    _check_only_owner_can_write(path, status, owner)
 
 
-def _check_owner_and_mode(path: Path, status: os.stat_result, owner: int | None) -> None:
+def _check_only_owner_can_write(path: Path, status: os.stat_result, owner: int | None) -> None:
     if owner is not None and status.st_uid != owner:
         raise _wrong_owner_error(path, status.st_uid, owner)
     if status.st_mode & _WRITABLE_BY_OTHERS:

@@ -29,7 +29,7 @@ class ServerState(enum.Enum):
     """No process listens on the socket."""
 
 
-def read_server_state(path: Path) -> ServerState:
+def probe_server_state(path: Path) -> ServerState:
     """Connect to the socket once."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(5)

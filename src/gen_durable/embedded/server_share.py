@@ -17,13 +17,13 @@ from gen_durable.embedded import file_locks, server_probe, socket_directory
 from gen_durable.embedded.binaries import Binaries
 from gen_durable.embedded.environment import make_supervisor_environment
 from gen_durable.embedded.file_locks import FileLock
-from gen_durable.embedded.layout import Layout, check_layout
+from gen_durable.embedded.layout import Layout, check_layout_ownership
 from gen_durable.embedded.path_ownership import open_owned_file
 from gen_durable.embedded.server_probe import ServerState
 from gen_durable.errors import EmbeddedUnavailable
-from gen_durable.loggers import get_logger
+from gen_durable.escaping_loggers import get_escaping_logger
 
-logger = get_logger("gen_durable.embedded")
+logger = get_escaping_logger("gen_durable.embedded")
 
 _START_TIMEOUT = 30.0  # seconds in which the server is neither ready nor starting
 _GUARD_INTERVAL = 1.0
@@ -48,15 +48,15 @@ class SupervisorRestarter:
         self._stopped.set()
         self._thread.join()
 
-    def check_once(self) -> None:
+    def restore_supervisor_and_socket_link(self) -> None:
         """Start a supervisor if there is none, and restore the symlink to the socket."""
-        socket_directory.ensure_connectable_directory(self._layout)
-        ensure_supervisor(self._layout, self._binaries)
+        socket_directory.find_or_link_connectable_directory(self._layout)
+        start_supervisor_if_missing(self._layout, self._binaries)
 
     def _check_until_stopped(self) -> None:
         while not self._stopped.wait(_GUARD_INTERVAL):
             try:
-                self.check_once()
+                self.restore_supervisor_and_socket_link()
             except (OSError, EmbeddedUnavailable) as error:
                 if not self._layout.directory.exists():
                     return  # the directory was deleted
@@ -85,7 +85,8 @@ def join_server(layout: Layout, binaries: Binaries) -> ServerShare:
     share = file_locks.wait_for_shared_lock(layout.users_lock, _START_TIMEOUT)
     if share is None:
         raise EmbeddedUnavailable(
-            f"The embedded server in {layout.directory} does not finish stopping. Its log says:\n{layout.log_tail()}"
+            f"The embedded server in {layout.directory} does not finish stopping. Its log says:\n"
+            f"{layout.read_log_tail()}"
         )
     try:
         _wait_until_server_ready(layout, binaries)
@@ -97,21 +98,21 @@ def join_server(layout: Layout, binaries: Binaries) -> ServerShare:
     return ServerShare(share, guard)
 
 
-def ensure_supervisor(layout: Layout, binaries: Binaries) -> None:
+def start_supervisor_if_missing(layout: Layout, binaries: Binaries) -> None:
     """Start a supervisor if there is none. It inherits the lock, so there is never a second one."""
-    check_layout(layout)
+    check_layout_ownership(layout)
     lock = file_locks.try_lock_exclusively(layout.supervisor_lock)
     if lock is None:
         return
     try:
-        _spawn_supervisor(layout, binaries, lock)
+        _start_supervisor_process(layout, binaries, lock)
     except BaseException:
         lock.unlock_for_all()
         raise
     lock.close()
 
 
-def _spawn_supervisor(layout: Layout, binaries: Binaries, lock: FileLock) -> None:
+def _start_supervisor_process(layout: Layout, binaries: Binaries, lock: FileLock) -> None:
     if layout.log.exists() and layout.log.stat().st_size > _LOG_LIMIT:
         layout.log.replace(layout.old_log)
     log = open_owned_file(layout.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -135,20 +136,20 @@ def _spawn_supervisor(layout: Layout, binaries: Binaries, lock: FileLock) -> Non
     if done.returncode != 0:
         raise EmbeddedUnavailable(
             f"The supervisor of the embedded server in {layout.directory} did not start (status {done.returncode})."
-            f" Its log says:\n{layout.log_tail()}"
+            f" Its log says:\n{layout.read_log_tail()}"
         )
 
 
 def _wait_until_server_ready(layout: Layout, binaries: Binaries) -> None:
-    socket = socket_directory.socket_path(socket_directory.ensure_connectable_directory(layout))
+    socket = socket_directory.socket_path(socket_directory.find_or_link_connectable_directory(layout))
     next_check = float("-inf")
     give_up = time.monotonic() + _START_TIMEOUT
     while True:
         now = time.monotonic()
         if now >= next_check:
-            ensure_supervisor(layout, binaries)
+            start_supervisor_if_missing(layout, binaries)
             next_check = now + _GUARD_INTERVAL
-        state = server_probe.read_server_state(socket)
+        state = server_probe.probe_server_state(socket)
         match state:
             case ServerState.READY:
                 return
@@ -158,7 +159,7 @@ def _wait_until_server_ready(layout: Layout, binaries: Binaries) -> None:
                 if now > give_up:
                     raise EmbeddedUnavailable(
                         f"The embedded server in {layout.directory} did not start within {_START_TIMEOUT:.0f} seconds."
-                        f" Its log says:\n{layout.log_tail()}"
+                        f" Its log says:\n{layout.read_log_tail()}"
                     )
             case _:
                 assert_never(state)

@@ -28,12 +28,12 @@ def socket_path(directory: Path) -> Path:
     return directory / SOCKET_NAME
 
 
-def ensure_connectable_directory(layout: Layout) -> Path:
+def find_or_link_connectable_directory(layout: Layout) -> Path:
     """The directory to connect through, with its symlink. Call it again now and then: temp directories get cleaned."""
-    if _fits_socket_path(layout.data):
+    if _can_be_socket_directory(layout.data):
         return layout.data
-    alias = _alias_directory() / hashlib.sha256(os.fsencode(layout.data)).hexdigest()[:16]
-    if not _points_to(alias, layout.data):
+    alias = _create_alias_directory() / hashlib.sha256(os.fsencode(layout.data)).hexdigest()[:16]
+    if not _is_symlink_to(alias, layout.data):
         fresh = alias.with_name(f"{alias.name}.{os.getpid()}")
         fresh.unlink(missing_ok=True)
         fresh.symlink_to(layout.data)
@@ -41,22 +41,22 @@ def ensure_connectable_directory(layout: Layout) -> Path:
     return alias
 
 
-def _fits_socket_path(directory: Path) -> bool:
+def _can_be_socket_directory(directory: Path) -> bool:
     plain = re.fullmatch(r"[A-Za-z0-9/._-]+", str(directory)) is not None
     return plain and len(os.fsencode(socket_path(directory))) <= _LIMIT
 
 
-def _points_to(alias: Path, target: Path) -> bool:
+def _is_symlink_to(alias: Path, target: Path) -> bool:
     try:
         return alias.readlink() == target
     except OSError:
         return False
 
 
-def _alias_directory() -> Path:
+def _create_alias_directory() -> Path:
     name = f"gen_durable-{os.geteuid()}"
     temp = Path(tempfile.gettempdir())
-    home = (temp if _fits_socket_path(temp / name / ("0" * 16)) else Path("/tmp")) / name  # noqa: S108  # checked below
+    home = (temp if _can_be_socket_directory(temp / name / ("0" * 16)) else Path("/tmp")) / name  # noqa: S108  # checked below
     # Another user may have created this name before, or could replace it, and would then decide which server clients
     # reach.
     path_ownership.resolve_safe_path(home)

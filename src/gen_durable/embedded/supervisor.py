@@ -15,15 +15,15 @@ import time
 from pathlib import Path
 from types import FrameType
 
-from gen_durable.embedded import account, file_locks, postmaster_process
-from gen_durable.embedded.binaries import Binaries, find_or_copy_runnable
+from gen_durable.embedded import file_locks, postgres_account, postmaster_pid
+from gen_durable.embedded.binaries import Binaries, find_or_copy_runnable_binaries
 from gen_durable.embedded.cluster import Cluster
 from gen_durable.embedded.file_locks import FileLock
-from gen_durable.embedded.layout import Layout, check_layout
+from gen_durable.embedded.layout import Layout, check_layout_ownership
 from gen_durable.errors import EmbeddedUnavailable
-from gen_durable.loggers import get_logger
+from gen_durable.escaping_loggers import get_escaping_logger
 
-logger = get_logger("gen_durable.embedded.supervisor")
+logger = get_escaping_logger("gen_durable.embedded.supervisor")
 
 _CHECK_INTERVAL = 0.5
 _CHECK_INTERVAL_WHILE_DOWN = 0.05  # until the dead server's last backend is gone
@@ -58,10 +58,10 @@ class Supervisor:
             os.set_blocking(end, False)
         signal.set_wakeup_fd(signalled, warn_on_full_buffer=False)
         signal.pthread_sigmask(signal.SIG_SETMASK, [])  # the starting thread may have blocked some of them
-        signal.signal(signal.SIGCHLD, _ignore_signal)
+        signal.signal(signal.SIGCHLD, _ignore_child_signal)
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._request_stop)
-        while self.check_once():
+            signal.signal(number, self._request_stop_on_signal)
+        while self.start_server_unless_stopping():
             if select.select(
                 [wake], [], [], _CHECK_INTERVAL if self._has_server_process() else _CHECK_INTERVAL_WHILE_DOWN
             )[0]:
@@ -71,9 +71,9 @@ class Supervisor:
         # latter finds the former free and starts the next supervisor at once. Guarded by test_leaving_and_arriving.
         self._own.close()
 
-    def check_once(self) -> bool:
+    def start_server_unless_stopping(self) -> bool:
         """Start the server if it is down. Returns False if the supervisor should stop it and exit."""
-        if (reason := self._stop_reason()) is not None:
+        if (reason := self._find_stop_reason()) is not None:
             logger.info("stopping: %s", reason)
             return False
         if self._child is not None and self._child.poll() is not None:
@@ -82,10 +82,10 @@ class Supervisor:
             self._pause = 0.0 if is_stable else min(_LONGEST_PAUSE, self._pause * 2 + 0.1)
             self._child = None
         if time.monotonic() >= self._launched + self._pause:
-            self._ensure_server()
+            self._start_server_if_unlocked()
         return True
 
-    def _stop_reason(self) -> str | None:
+    def _find_stop_reason(self) -> str | None:
         if self._is_stop_requested:
             return "received a stop signal"
         try:
@@ -96,7 +96,7 @@ class Supervisor:
         return "the directory was removed"
 
     def _has_server_process(self) -> bool:
-        return self._child is not None or postmaster_process.find_postmaster_pid(self._layout) is not None
+        return self._child is not None or postmaster_pid.find_postmaster_pid(self._layout) is not None
 
     def _try_lock_users_out(self) -> bool:
         """Lock new users out if the server had no user for a while. Returns whether it did: from then on they wait."""
@@ -111,20 +111,20 @@ class Supervisor:
         self._users = file_locks.try_lock_exclusively(self._layout.users_lock)
         return self._users is not None
 
-    def _ensure_server(self) -> None:
+    def _start_server_if_unlocked(self) -> None:
         lock = file_locks.try_lock_exclusively(self._layout.server_lock)
         if lock is None:
             return
         self._launched = time.monotonic()
         try:
-            check_layout(self._layout)
-            owner = account.choose_account(self._layout)
-            binaries = self._binaries if owner is None else find_or_copy_runnable(owner, self._binaries)
+            check_layout_ownership(self._layout)
+            owner = postgres_account.choose_account(self._layout)
+            binaries = self._binaries if owner is None else find_or_copy_runnable_binaries(owner, self._binaries)
             cluster = Cluster(self._layout, binaries, owner)
             if not cluster.exists():
                 logger.info("creating a cluster in %s", self._layout.data)
                 cluster.create(lock)
-            postmaster_process.remove_stale_pid_files(self._layout)
+            postmaster_pid.remove_stale_pid_files(self._layout)
             self._child = cluster.start_postmaster(lock)
         except (OSError, EmbeddedUnavailable):
             logger.exception("cannot start Postgres; retrying")
@@ -137,15 +137,15 @@ class Supervisor:
             if self._child is not None:
                 self._child.send_signal(number)
             elif self._is_same_directory():
-                postmaster_process.signal_postmaster(self._layout, number)
+                postmaster_pid.signal_postmaster(self._layout, number)
             deadline = time.monotonic() + timeout
             while time.monotonic() < deadline:
-                if self._is_down():
+                if self._is_server_down():
                     return
                 time.sleep(0.02)
         logger.error("Postgres did not stop, not even on SIGKILL")
 
-    def _is_down(self) -> bool:
+    def _is_server_down(self) -> bool:
         if self._child is not None and self._child.poll() is None:
             return False
         try:
@@ -155,17 +155,17 @@ class Supervisor:
 
     def _is_same_directory(self) -> bool:
         """Whether the directory is still the supervised one: another directory may have its name now."""
-        return self._own.is_same_file(self._layout.supervisor_lock)
+        return self._own.is_still_at_path(self._layout.supervisor_lock)
 
-    def _request_stop(self, _number: int, _frame: FrameType | None) -> None:
+    def _request_stop_on_signal(self, _number: int, _frame: FrameType | None) -> None:
         self._is_stop_requested = True
 
 
-def _ignore_signal(_number: int, _frame: FrameType | None) -> None:
+def _ignore_child_signal(_number: int, _frame: FrameType | None) -> None:
     """Does nothing: without a handler the signal would not wake the loop."""
 
 
-def main(directory: str, root: str, inherited: int) -> None:
+def detach_and_supervise(directory: str, root: str, inherited: int) -> None:
     """Detach and supervise `directory`. Returns when the server has stopped, or at once if there is a supervisor."""
     if os.fork() != 0:
         os._exit(0)  # the starter waits for this exit; init adopts the supervisor, so it leaves no zombie

@@ -10,7 +10,7 @@ from typing import Any, cast
 import msgspec
 
 from gen_durable.engine.outcome_encoder import EncodedOutcome
-from gen_durable.registry import StepEntry
+from gen_durable.step_registry import RunnableStep
 from gen_durable.store.types import Claim
 
 
@@ -22,7 +22,7 @@ class ActiveClaim(msgspec.Struct, eq=False, gc=False):
     """
 
     claim: Claim
-    entry: StepEntry
+    entry: RunnableStep
     leased_at: float  # monotonic time at which its lease was made or last extended
     start_by: float = 0.0  # while buffered: when it is released unless it has started
     started_at: float = 0.0  # when its current step got its slot

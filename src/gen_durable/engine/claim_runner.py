@@ -20,7 +20,6 @@ from typing import Any, Final, assert_never
 
 import msgspec
 
-from gen_durable.config import WorkerOptions
 from gen_durable.core.completion_watcher import CompletionWatcher
 from gen_durable.core.notifier import Notifier
 from gen_durable.engine.active_claim import ActiveClaim
@@ -35,15 +34,16 @@ from gen_durable.engine.outcome_rejection import UnusableLimit
 from gen_durable.engine.slots import Slots
 from gen_durable.engine.transactional_executor import TransactionalExecutor
 from gen_durable.errors import LeaseLost, NoFreeThread, OutcomeRejected, UnreadableSignal
+from gen_durable.escaping_loggers import get_escaping_logger
 from gen_durable.instances import Status
-from gen_durable.loggers import get_logger
-from gen_durable.pg.faults import describe_for_log
+from gen_durable.pg.error_classifier import describe_for_log
 from gen_durable.printable_text import TextBlock
-from gen_durable.registry import Registry
+from gen_durable.step_registry import Registry
 from gen_durable.store.types import Commit
 from gen_durable.telemetry import ClaimLost, Events, OutcomePostponed, StaleOutcome, StateUndecodable, StepCommitted
+from gen_durable.worker_options import WorkerOptions
 
-log = get_logger("gen_durable.worker")
+log = get_escaping_logger("gen_durable.worker")
 ENDS: Final = ("done", "fail")
 LARGE_STATE: Final = 50_000  # bytes
 
@@ -359,7 +359,7 @@ class ClaimRunner:
         if encoded.commit.seq % TRIM_EVERY == TRIM_REMAINDER:
             self._request_history_trim(active, encoded.commit)
         advance_claim(claim, encoded)
-        active.entry = self._registry.get(claim.machine, claim.version, claim.step)
+        active.entry = self._registry.get_known_step(claim.machine, claim.version, claim.step)
 
     def _end_without_outcome(
         self, active: ActiveClaim, error: UndecodableState | LeaseLost | NoFreeThread | UnreadableSignal

@@ -14,23 +14,23 @@ import time
 from typing import Final, NamedTuple
 
 from gen_durable.core.notifier import Notifier
-from gen_durable.decoder_fingerprints import DecoderFingerprints
 from gen_durable.engine.active_claim import ActiveClaim
 from gen_durable.engine.crashed_row_slots import MIN_CRASHES, CrashedRowSlots
 from gen_durable.engine.slots import Slots
 from gen_durable.engine.task_set import TaskSet
 from gen_durable.errors import SignalFault
-from gen_durable.loggers import get_logger
-from gen_durable.pg.faults import ConnectionLost, SqlError
+from gen_durable.escaping_loggers import get_escaping_logger
+from gen_durable.pg.error_classifier import ConnectionLost, SqlError
 from gen_durable.pg.pool import Pool
-from gen_durable.registry import Registry
+from gen_durable.signal_decoder_fingerprints import SignalDecoderFingerprints
+from gen_durable.step_registry import Registry
 from gen_durable.store.signals import SignalStatementBuilder
 from gen_durable.store.statements import StatementBuilder
 from gen_durable.store.types import Claim
 from gen_durable.telemetry import AwaitTimedOut, ClaimLost, Events, SignalRejected
 from gen_durable.validation import to_storable_error
 
-log = get_logger("gen_durable.worker")
+log = get_escaping_logger("gen_durable.worker")
 DEFAULT_REASON: Final = "cancelled"
 CHECK_SECONDS: Final = 0.05  # messages, which any login can send, make a worker read its cancel requests so often
 
@@ -78,7 +78,7 @@ class ClaimTable:
         notifier: Notifier,
         events: Events,
         max_crashes: int | None,
-        fingerprints: DecoderFingerprints,
+        fingerprints: SignalDecoderFingerprints,
     ) -> None:
         self._pool = pool
         self._statements = statements
@@ -111,7 +111,7 @@ class ClaimTable:
 
     def register_and_cancel_unawaited_children(self, claim: Claim, leased_at: float) -> ActiveClaim:
         """Put a claim into the table without starting it."""
-        entry = self._registry.get(claim.machine, claim.version, claim.step)
+        entry = self._registry.get_known_step(claim.machine, claim.version, claim.step)
         active = ActiveClaim(claim, entry, leased_at)
         former = self._claims.get(claim.id)
         if former is not None and (former.task is None or not former.task.done()):

@@ -16,20 +16,20 @@ import functools
 import time
 from typing import Final, Protocol, assert_never
 
-from gen_durable.backoff import Pauses
+from gen_durable.backoff import GrowingPauses
 from gen_durable.core.notifier import Notifier
 from gen_durable.engine.commit_queue import LARGE_OUTCOME, CommitQueue, is_large_outcome, payload_size
 from gen_durable.engine.outcome_rejection import describe_fault, to_rejection
 from gen_durable.engine.single_outcome_flusher import flush_outcome_and_children
 from gen_durable.engine.slow_commit_connections import SlowCommitConnections
 from gen_durable.errors import OutcomeRejected
-from gen_durable.loggers import get_logger
-from gen_durable.pg.connection import PersistentConnection
-from gen_durable.pg.faults import ConnectionLost, FaultKind, SqlError, classify_error, describe_for_log
+from gen_durable.escaping_loggers import get_escaping_logger
+from gen_durable.pg.error_classifier import ConnectionLost, FaultKind, SqlError, classify_error, describe_for_log
+from gen_durable.pg.persistent_connection import PersistentConnection
 from gen_durable.store.statements import StatementBuilder
 from gen_durable.store.types import Commit, FlushResult
 
-log = get_logger("gen_durable.committer")
+log = get_escaping_logger("gen_durable.committer")
 FIRST_PAUSE: Final = 0.01
 LONGEST_PAUSE: Final = 1.0
 QUIET_FAILURES: Final = 3  # so many failures of one batch are not logged
@@ -204,7 +204,7 @@ class Committer:
         self, batch: list[_QueuedOutcome], side: SlowCommitConnections | None = None
     ) -> None:
         """Send a batch until the database has answered for each outcome in it; with `side`, on its connections."""
-        pauses: Pauses | None = None
+        pauses: GrowingPauses | None = None
         failures = 0
         flushed: FlushResult | None
         while True:
@@ -235,8 +235,8 @@ class Committer:
             else:
                 if flushed is not None:
                     return self._answer_receivers_and_wake_queues(batch, flushed)
-            pauses = pauses or Pauses(FIRST_PAUSE, LONGEST_PAUSE, jitter=0.5)
-            await asyncio.sleep(pauses.next())
+            pauses = pauses or GrowingPauses(FIRST_PAUSE, LONGEST_PAUSE, jitter=0.5)
+            await asyncio.sleep(pauses.next_seconds())
 
     async def _flush_once_on_side_connection(self, commit: Commit, side: SlowCommitConnections) -> FlushResult | None:
         """Send one outcome. Returns None if others wait for a connection and the outcome's row is still locked."""

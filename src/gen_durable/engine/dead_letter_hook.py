@@ -13,18 +13,18 @@ from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from gen_durable.config import OnDeadLetter
 from gen_durable.encryption import PayloadEncryption
 from gen_durable.engine.thread_pool import ThreadPool
-from gen_durable.loggers import get_logger
+from gen_durable.escaping_loggers import get_escaping_logger
 from gen_durable.pg.pool import Pool
 from gen_durable.printable_text import TextBlock
 from gen_durable.store.statements import StatementBuilder
+from gen_durable.worker_options import OnDeadLetter
 
 if TYPE_CHECKING:
     from gen_durable.instances import Instance
 
-log = get_logger("gen_durable.worker")
+log = get_escaping_logger("gen_durable.worker")
 
 
 class DeadLetterHook:

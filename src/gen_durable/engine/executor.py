@@ -25,21 +25,21 @@ from gen_durable.engine.hook_caller import HookCaller, await_within_seconds
 from gen_durable.engine.outcome_encoder import EncodedOutcome, encode_cancel_outcome, encode_outcome
 from gen_durable.engine.thread_pool import ThreadPool
 from gen_durable.errors import LeaseLost, NoFreeThread, StepCancelled, UnreadableSignal
+from gen_durable.escaping_loggers import get_escaping_logger
 from gen_durable.jobs import Job
-from gen_durable.loggers import get_logger
 from gen_durable.machines import Machine, StepSpec
 from gen_durable.outcomes import UNCHANGED, Done, Fail, Next, Outcome, Retry, ScheduleChildren, describe_error
 from gen_durable.printable_text import TextBlock
-from gen_durable.registry import StepEntry
 from gen_durable.retry_policy import Abort, RetryPolicy
 from gen_durable.signals import Received
+from gen_durable.step_registry import RunnableStep
 from gen_durable.step_services import JournalService, LimitService, StepTransaction
 from gen_durable.store.types import Claim
 from gen_durable.tracebacks import error_type_of, format_traceback
 from gen_durable.validation import MAX_CHILDREN, to_storable_error
 
-log = get_logger("gen_durable.worker")
-errors_log = get_logger("gen_durable.errors")
+log = get_escaping_logger("gen_durable.worker")
+errors_log = get_escaping_logger("gen_durable.errors")
 YIELD_SECONDS: Final = 0.001  # not 0: answers that are on their way to other tasks must arrive
 
 
@@ -84,7 +84,7 @@ class Executor:
     async def execute_step(
         self,
         claim: Claim,
-        entry: StepEntry,
+        entry: RunnableStep,
         *,
         may_continue: bool,
         previous: EncodedOutcome | None = None,
@@ -132,7 +132,7 @@ class Executor:
             raise TransactionalStepRaised(error) from error
         return await self.answer_step_error(claim, entry, ctx, error, may_continue=may_continue)
 
-    def _decode_state(self, claim: Claim, entry: StepEntry) -> object:
+    def _decode_state(self, claim: Claim, entry: RunnableStep) -> object:
         try:
             if self._encryption is not None:
                 self._encryption.decrypt_claim(claim)
@@ -144,17 +144,17 @@ class Executor:
         except BaseException as error:  # types of the user are built here: a SystemExit would end the process
             raise UndecodableState(describe_error(error)) from error
 
-    async def answer_error_after_step(self, claim: Claim, entry: StepEntry, error: Exception) -> EncodedOutcome:
+    async def answer_error_after_step(self, claim: Claim, entry: RunnableStep, error: Exception) -> EncodedOutcome:
         """Run `on_error` for an error found after the step: a refused outcome, or a transaction rolled back."""
         context = self._make_context(claim, entry.spec)
         return await self.answer_step_error(claim, entry, context, error, may_continue=False)
 
-    async def encode_fail_after_rejection(self, claim: Claim, entry: StepEntry, error: Exception) -> EncodedOutcome:
+    async def encode_fail_after_rejection(self, claim: Claim, entry: RunnableStep, error: Exception) -> EncodedOutcome:
         """A `Fail` for an instance whose `on_error` answer was refused too, with a reason that can be stored."""
         context = self._make_context(claim, entry.spec)
         return await self._encode_fail(claim, entry, context, describe_error(error), error)
 
-    def encode_cancel_outcome(self, claim: Claim, entry: StepEntry, reason: str) -> EncodedOutcome:
+    def encode_cancel_outcome(self, claim: Claim, entry: RunnableStep, reason: str) -> EncodedOutcome:
         """The outcome that ends a cancelled instance."""
         encoded = encode_cancel_outcome(claim, entry.spec, reason)
         if self._encryption is not None:
@@ -164,7 +164,7 @@ class Executor:
     async def _encode_fail(
         self,
         claim: Claim,
-        entry: StepEntry,
+        entry: RunnableStep,
         ctx: Context,
         reason: str,
         error: Exception,
@@ -176,7 +176,7 @@ class Executor:
         return encoded if self._encryption is None else await _encrypt_outcome(encoded, claim, self._encryption)
 
     async def answer_step_error(
-        self, claim: Claim, entry: StepEntry, ctx: Context, error: Exception, *, may_continue: bool
+        self, claim: Claim, entry: RunnableStep, ctx: Context, error: Exception, *, may_continue: bool
     ) -> EncodedOutcome:
         """Answer an error of a step: by its retry policy, by `on_error`, or by failing the instance."""
         # The kind of the error, not its text, which may quote a payload. The text is in the row's last_error.
@@ -208,7 +208,7 @@ class Executor:
         reason = f"{describe_error(error)} (and then {handler} raised {describe_error(second)})"
         return await self._encode_fail(claim, entry, ctx, reason, error, second=second)
 
-    def _retry_policy_outcome(self, claim: Claim, entry: StepEntry, error: Exception) -> Outcome[Any] | None:
+    def _retry_policy_outcome(self, claim: Claim, entry: RunnableStep, error: Exception) -> Outcome[Any] | None:
         """The answer of the step's retry policy; None if `on_error` must be called.
 
         The policy counts the exceptions of this visit: `attempt` also counts crashes and returned `Retry`s.
@@ -231,7 +231,7 @@ class Executor:
         return policy.backoff(earlier_errors)
 
     async def _call_on_error(
-        self, claim: Claim, entry: StepEntry, ctx: Context, error: Exception, *, may_continue: bool
+        self, claim: Claim, entry: RunnableStep, ctx: Context, error: Exception, *, may_continue: bool
     ) -> EncodedOutcome:
         """Call `on_error` and encode its answer, in the thread if it is a `def`: see `_call_in_thread`."""
         spec, owner = entry.spec, cast(Any, entry.owner)
@@ -254,7 +254,7 @@ class Executor:
         answer = await self._hooks.call_hook(claim, call, is_async=is_async, seconds=seconds, too_long=too_long)
         return answer if type(answer) is EncodedOutcome else encode(answer)
 
-    async def call_on_cancel(self, claim: Claim, entry: StepEntry, reason: str, timeout: float) -> str:
+    async def call_on_cancel(self, claim: Claim, entry: RunnableStep, reason: str, timeout: float) -> str:
         """Run the machine's `on_cancel`. Returns the reason, extended by the error of `on_cancel` if it raised."""
         if isinstance(entry.owner, Job) or type(entry.owner).on_cancel is Machine.on_cancel:
             return reason
@@ -323,7 +323,7 @@ class Executor:
                 more = await (await self._threads.start_call(encoded.encode_next_chunk))
 
     async def _call_in_thread(
-        self, claim: Claim, entry: StepEntry, state: object, ctx: Context, *, may_continue: bool
+        self, claim: Claim, entry: RunnableStep, state: object, ctx: Context, *, may_continue: bool
     ) -> object:
         """Call a `def` step. Returns its outcome, encoded in its thread: a thread that the step has left running may
         change what it returned before the loop has the answer (tests/worker/test_left_threads.py).

@@ -16,15 +16,15 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
-from gen_durable.config import WorkerOptions
 from gen_durable.core.background_task import BackgroundTask
 from gen_durable.engine.skipping_batch_runner import SkippingBatchRunner
-from gen_durable.pg.connection import PersistentConnection
+from gen_durable.pg.persistent_connection import PersistentConnection
 from gen_durable.retention import Retention
 from gen_durable.store.retention import RetentionStatementBuilder
 from gen_durable.store.statements import Statement, StatementBuilder
 from gen_durable.store.types import GcResult
 from gen_durable.telemetry import Events, InstancesCollected
+from gen_durable.worker_options import WorkerOptions
 
 REVISIT_ROUNDS: Final = 60
 

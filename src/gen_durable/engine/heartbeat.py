@@ -17,18 +17,18 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from gen_durable.backoff import Pauses
+from gen_durable.backoff import GrowingPauses
 from gen_durable.engine.active_claim import ActiveClaim
 from gen_durable.engine.claim_table import ClaimTable
 from gen_durable.engine.event_loop_monitor import EventLoopMonitor
-from gen_durable.loggers import get_logger
-from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
-from gen_durable.pg.faults import ConnectionLost, FaultKind, SqlError, classify_error, describe_for_log
+from gen_durable.escaping_loggers import get_escaping_logger
+from gen_durable.pg.error_classifier import ConnectionLost, FaultKind, SqlError, classify_error, describe_for_log
+from gen_durable.pg.persistent_connection import ConnectionTarget, PersistentConnection
 from gen_durable.printable_text import TextBlock
 from gen_durable.store.statements import StatementBuilder
 from gen_durable.telemetry import EventLoopBlocked, Events
 
-log = get_logger("gen_durable.heartbeat")
+log = get_escaping_logger("gen_durable.heartbeat")
 BATCH: Final = 1000
 FIRST_PAUSE: Final = 0.2
 REPORTED_LAG: Final = 0.1
@@ -135,7 +135,7 @@ class Heartbeat:
     async def _run_rounds_until_stopped(self, monitor: EventLoopMonitor) -> None:
         # Two heartbeats per interval, so that a claim made just after one does not wait nearly two intervals.
         longest = self._interval_seconds / 2
-        pauses = Pauses(min(FIRST_PAUSE, longest), longest)
+        pauses = GrowingPauses(min(FIRST_PAUSE, longest), longest)
         failed = False
         while not self._stopping.is_set():
             began = time.monotonic()
@@ -145,7 +145,7 @@ class Heartbeat:
                 failed = False
                 pauses.reset()
             except Exception as error:  # of any kind: without this thread all claims of the worker are lost
-                pause = pauses.next()
+                pause = pauses.next_seconds()
                 if not failed:
                     failed = True
                     cause = error if isinstance(error, ConnectionLost) else describe_for_log(error)

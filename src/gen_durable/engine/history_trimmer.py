@@ -12,7 +12,7 @@ from typing import Final
 
 from gen_durable.core.background_task import BackgroundTask
 from gen_durable.engine.skipping_batch_runner import SkippingBatchRunner
-from gen_durable.pg.connection import PersistentConnection
+from gen_durable.pg.persistent_connection import PersistentConnection
 from gen_durable.store.journal import JournalStatementBuilder
 
 TRIM_EVERY: Final = 100  # outcomes of an instance

@@ -16,22 +16,22 @@ import time
 from collections.abc import Awaitable, Coroutine
 from typing import Any, Final, TypeVar, assert_never
 
-from gen_durable.backoff import Pauses
+from gen_durable.backoff import GrowingPauses
 from gen_durable.encryption import PayloadEncryption
 from gen_durable.engine.progress_writer import ProgressWriter
 from gen_durable.engine.step_journal import Action, Actions, CallActivity, SleepBeforeRetry, StepJournal
 from gen_durable.engine.thread_pool import ThreadPool
 from gen_durable.errors import InputError, LeaseLost, StepCancelled
-from gen_durable.loggers import get_logger
+from gen_durable.escaping_loggers import get_escaping_logger
 from gen_durable.outcomes import describe_error
-from gen_durable.pg.faults import ConnectionLost, FaultKind, SqlError, classify_error
+from gen_durable.pg.error_classifier import ConnectionLost, FaultKind, SqlError, classify_error
 from gen_durable.pg.pool import Pool
 from gen_durable.pg.sqlstate_errors import to_library_error
 from gen_durable.store.journal import Fence, JournalStatementBuilder
 from gen_durable.store.statements import Statement
 from gen_durable.store.types import Claim
 
-log = get_logger("gen_durable.worker")
+log = get_escaping_logger("gen_durable.worker")
 FIRST_PAUSE: Final = 0.01
 LONGEST_PAUSE: Final = 1.0
 
@@ -151,7 +151,7 @@ class JournalActionRunner:
         assert_never(action)
 
     async def _write_until_answered(self, statement: Statement[bool]) -> None:
-        pauses = Pauses(FIRST_PAUSE, LONGEST_PAUSE, jitter=0.5)
+        pauses = GrowingPauses(FIRST_PAUSE, LONGEST_PAUSE, jitter=0.5)
         while True:
             try:
                 if not await self._pool.run(statement):
@@ -164,7 +164,7 @@ class JournalActionRunner:
                     raise to_library_error(error, "the journal", self._schema) from None
                 cause = error
             log.debug("instance %s: its journal cannot be written (%s)", statement.args[0], type(cause).__name__)
-            await asyncio.sleep(pauses.next())
+            await asyncio.sleep(pauses.next_seconds())
 
     def _run_on_loop(self, coroutine: Coroutine[Any, Any, T]) -> T:
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)

@@ -16,7 +16,7 @@ from typing import Final
 from gen_durable.context import Child
 from gen_durable.engine.journal_action_runner import JournalActionRunner
 from gen_durable.errors import GenDurableError
-from gen_durable.pg.faults import ConnectionLost, SqlError, describe_for_log
+from gen_durable.pg.error_classifier import ConnectionLost, SqlError, describe_for_log
 from gen_durable.pg.pool import Pool
 from gen_durable.signals import Received
 from gen_durable.store.journal import JournalStatementBuilder

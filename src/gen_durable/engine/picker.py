@@ -15,7 +15,6 @@ from typing import Final
 
 import msgspec
 
-from gen_durable.config import WorkerOptions
 from gen_durable.core.background_task import BackgroundTask
 from gen_durable.core.notifier import Notifier
 from gen_durable.engine.claim_table import ClaimTable
@@ -23,15 +22,16 @@ from gen_durable.engine.committer import Committer
 from gen_durable.engine.pick_scan_positions import PickScanPositions
 from gen_durable.engine.slots import Slots
 from gen_durable.engine.wakeup_budget import WakeupBudget
-from gen_durable.loggers import get_logger
-from gen_durable.pg.connection import PersistentConnection
-from gen_durable.pg.faults import SqlError, describe_for_log, is_caused_by_data
+from gen_durable.escaping_loggers import get_escaping_logger
+from gen_durable.pg.error_classifier import SqlError, describe_for_log, is_caused_by_data
+from gen_durable.pg.persistent_connection import PersistentConnection
 from gen_durable.store.blocked_rows import merge_blocked_rows
 from gen_durable.store.statements import Statement, StatementBuilder
 from gen_durable.store.types import PickResult
 from gen_durable.telemetry import Events, QueueLoadMeasured, RowsPicked, RowsUnblocked
+from gen_durable.worker_options import WorkerOptions
 
-log = get_logger("gen_durable.worker")
+log = get_escaping_logger("gen_durable.worker")
 STOP_SECONDS: Final = 5.0
 MAX_UNCOMMITTED: Final = 2000
 UNCOMMITTED_PAUSE: Final = 0.005

@@ -10,15 +10,15 @@ import asyncio
 import threading
 from typing import Final, TypeAlias
 
-from gen_durable.codec import encode
 from gen_durable.encryption import PayloadEncryption
 from gen_durable.engine.skipping_batch_runner import SkippingBatchRunner
-from gen_durable.loggers import get_logger
+from gen_durable.escaping_loggers import get_escaping_logger
+from gen_durable.json_codec import encode_json
 from gen_durable.pg.pool import Pool
 from gen_durable.store.journal import JournalStatementBuilder, ProgressReport
 from gen_durable.validation import to_storable_error
 
-log = get_logger("gen_durable.worker")
+log = get_escaping_logger("gen_durable.worker")
 BATCH_PAUSE: Final = 0.05
 BATCH: Final = 500
 BATCH_BYTES: Final = 16_000_000  # of payloads in one statement; a larger report goes alone
@@ -54,7 +54,7 @@ class ProgressWriter:
     ) -> None:
         """Queue a report, from any thread. An invalid report is logged and dropped; the step continues."""
         try:
-            raw = None if detail is None else encode(detail, "the detail of a progress").decode()
+            raw = None if detail is None else encode_json(detail, "the detail of a progress").decode()
             share = None if fraction is None else float(fraction)
             text = None if message is None else to_storable_error(str(message))
             if self._encryption is not None:

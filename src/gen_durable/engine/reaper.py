@@ -11,16 +11,15 @@ import time
 from datetime import timedelta
 from typing import Final
 
-from gen_durable.config import WorkerOptions
 from gen_durable.core.background_task import BackgroundTask
 from gen_durable.core.notifier import Notifier
-from gen_durable.decoder_fingerprints import DecoderFingerprints
 from gen_durable.engine.crashed_row_slots import MIN_CRASHES, CrashedRowSlots
 from gen_durable.engine.dead_letter_hook import DeadLetterHook
 from gen_durable.engine.skipping_batch_runner import SkippingBatchRunner
-from gen_durable.loggers import get_logger
-from gen_durable.pg.connection import PersistentConnection
-from gen_durable.registry import Registry
+from gen_durable.escaping_loggers import get_escaping_logger
+from gen_durable.pg.persistent_connection import PersistentConnection
+from gen_durable.signal_decoder_fingerprints import SignalDecoderFingerprints
+from gen_durable.step_registry import Registry
 from gen_durable.store.signals import SignalStatementBuilder
 from gen_durable.store.statements import StatementBuilder
 from gen_durable.store.types import ReapedClaim, UnknownStep
@@ -31,8 +30,9 @@ from gen_durable.telemetry import (
     RowsUnblocked,
     UnknownStepsFound,
 )
+from gen_durable.worker_options import WorkerOptions
 
-log = get_logger("gen_durable.worker")
+log = get_escaping_logger("gen_durable.worker")
 REAP_BATCH: Final = 1000
 UNBLOCK_BATCH: Final = 1000
 UNBLOCK_BATCHES: Final = 20
@@ -56,7 +56,7 @@ class Reaper(BackgroundTask):
         events: Events,
         dead_letters: DeadLetterHook | None,
         crashed: CrashedRowSlots,
-        fingerprints: DecoderFingerprints,
+        fingerprints: SignalDecoderFingerprints,
     ) -> None:
         super().__init__("reaper")
         self._connection = connection

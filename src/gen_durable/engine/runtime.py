@@ -14,11 +14,9 @@ import contextlib
 from collections.abc import Callable
 from typing import Final
 
-from gen_durable.config import WorkerOptions
 from gen_durable.core.background_task import BackgroundTask
 from gen_durable.core.claim_and_outcome_encryption import ClaimAndOutcomeEncryption
 from gen_durable.core.services import Services
-from gen_durable.decoder_fingerprints import DecoderFingerprints
 from gen_durable.engine.active_claim import ActiveClaim
 from gen_durable.engine.children_reader import ChildrenReader
 from gen_durable.engine.claim_runner import ClaimRunner
@@ -39,12 +37,14 @@ from gen_durable.engine.step_limiter import StepLimiter
 from gen_durable.engine.task_set import TaskSet
 from gen_durable.engine.thread_pool import ThreadPool
 from gen_durable.engine.transactional_executor import TransactionalExecutor
-from gen_durable.loggers import get_logger
-from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
-from gen_durable.registry import Registry
+from gen_durable.escaping_loggers import get_escaping_logger
+from gen_durable.pg.persistent_connection import ConnectionTarget, PersistentConnection
+from gen_durable.signal_decoder_fingerprints import SignalDecoderFingerprints
+from gen_durable.step_registry import Registry
 from gen_durable.telemetry import QueueDrained
+from gen_durable.worker_options import WorkerOptions
 
-log = get_logger("gen_durable.worker")
+log = get_escaping_logger("gen_durable.worker")
 CANCEL_GRACE_SECONDS: Final = 1.0
 TRANSACTION_CONNECTIONS: Final = 10  # each is connected when a step first needs it
 LOCKED_CONNECTIONS: Final = 4  # for outcomes whose rows are locked
@@ -89,7 +89,7 @@ class Runtime:
             worker=name,
         )
         self.slots = Slots(options.concurrency_by_queue, options.prefetch, tasks=self.tasks, notifier=services.notifier)
-        self._fingerprints = DecoderFingerprints(registry, services.codec_identity)
+        self._fingerprints = SignalDecoderFingerprints(registry, services.codec_identity)
         self.claims = ClaimTable(
             services.pool,
             services.statements,

@@ -10,7 +10,7 @@ import dataclasses
 import time
 from typing import Final
 
-from gen_durable.pg.connection import RunStatement
+from gen_durable.pg.persistent_connection import RunStatement
 from gen_durable.store.statements import StatementBuilder
 from gen_durable.store.types import Commit, FlushResult
 

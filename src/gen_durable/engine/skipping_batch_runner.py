@@ -11,10 +11,10 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
-from gen_durable.loggers import get_logger
-from gen_durable.pg.faults import FaultKind, SqlError, classify_error, describe_for_log, is_caused_by_data
+from gen_durable.escaping_loggers import get_escaping_logger
+from gen_durable.pg.error_classifier import FaultKind, SqlError, classify_error, describe_for_log, is_caused_by_data
 
-log = get_logger("gen_durable.worker")
+log = get_escaping_logger("gen_durable.worker")
 T = TypeVar("T")
 MAX_SKIPPED: Final = 100
 REPORT_SECONDS: Final = 600.0  # a row that is skipped in each round is logged so often

@@ -20,9 +20,9 @@ from typing import Any, Final, TypeAlias, get_type_hints
 import msgspec
 
 from gen_durable.backoff import backoff as default_backoff
-from gen_durable.codec import Codec, codec_for, encode
 from gen_durable.encryption import PayloadEncryption, activity_field
 from gen_durable.errors import GenDurableError, InputError, LeaseLost, NoFreeThread, TooLarge
+from gen_durable.json_codec import JsonCodec, encode_json, make_json_codec
 from gen_durable.jsonb_form import to_jsonb_form
 from gen_durable.outcomes import describe_error
 from gen_durable.retry_policy import RetryPolicy
@@ -147,7 +147,7 @@ class StepJournal:
 
     def save_checkpoint(self, value: object) -> Actions:
         """Write a checkpoint."""
-        raw = to_jsonb_form(encode(value, "a checkpoint"))
+        raw = to_jsonb_form(encode_json(value, "a checkpoint"))
         text = raw.decode()
         if self._encryption is not None:
             text = self._encryption.encrypt(text, self._fence.id, "checkpoint")
@@ -180,7 +180,9 @@ class StepJournal:
                 f"give each call a name of its own, as {name + ':1'!r}"
             )
         codec = _result_codec(fn, name)
-        parameters = encode(_arguments_by_name(fn, args, kwargs, name), f"the arguments of activity {name!r}").decode()
+        parameters = encode_json(
+            _arguments_by_name(fn, args, kwargs, name), f"the arguments of activity {name!r}"
+        ).decode()
         invoke = CallActivity(functools.partial(fn, **kwargs) if kwargs else fn, args)
         self._used.add(name)
         finished = self._finished.get(name)
@@ -197,7 +199,7 @@ class StepJournal:
         name: str,
         invoke: CallActivity,
         parameters: str,
-        codec: Codec[Any],
+        codec: JsonCodec[Any],
         retry: RetryPolicy | None,
     ) -> Actions:
         errors = 0
@@ -286,7 +288,7 @@ def _default_activity_backoff(attempt: int) -> timedelta:
     return default_backoff(attempt, base=FIRST_PAUSE, cap=LONGEST_PAUSE)
 
 
-def _result_codec(fn: Callable[..., Any], name: str) -> Codec[Any]:
+def _result_codec(fn: Callable[..., Any], name: str) -> JsonCodec[Any]:
     """The codec of the result, by the return annotation of the function; plain JSON values without a usable one."""
     plain: Any = fn
     while isinstance(plain, functools.partial):
@@ -297,4 +299,4 @@ def _result_codec(fn: Callable[..., Any], name: str) -> Codec[Any]:
         type_ = Any if isinstance(plain, type) else get_type_hints(plain).get("return", Any)
     except (NameError, TypeError):  # annotations that cannot be resolved, of a third-party function perhaps
         type_ = Any
-    return codec_for(type_, f"the result of activity {name!r}")
+    return make_json_codec(type_, f"the result of activity {name!r}")

@@ -13,7 +13,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final, TypeVar
 
-from gen_durable.backoff import Pauses
+from gen_durable.backoff import GrowingPauses
 from gen_durable.core.notifier import Notifier
 from gen_durable.core.statement_runner import StatementRunner
 from gen_durable.errors import GenDurableError, InputError, LeaseLost, UnknownLimit
@@ -44,7 +44,7 @@ class StepLimiter:
 
     async def acquire(self, instance: int, epoch: int, limit: Limit) -> int | None:
         """Wait for a slot or a token. Returns the ticket to release, or None if there is none."""
-        pauses = Pauses(FIRST_PAUSE, LONGEST_PAUSE, jitter=0.5)
+        pauses = GrowingPauses(FIRST_PAUSE, LONGEST_PAUSE, jitter=0.5)
         ticket = random.getrandbits(63)  # made here: after a lost answer the database recognises the ticket
         request: asyncio.Task[LimitAnswer] | None = None
         has_ticket: bool | None = None  # as last answered
@@ -66,7 +66,7 @@ class StepLimiter:
                     if answer.wait_seconds:
                         await asyncio.sleep(answer.wait_seconds)
                     return ticket if answer.has_ticket else None
-                pause = pauses.next()
+                pause = pauses.next_seconds()
                 await asyncio.sleep(answer.wait_seconds or pause)
         except BaseException:
             if request is not None:

@@ -13,7 +13,7 @@ import functools
 import time
 from typing import Final
 
-from gen_durable.backoff import Pauses
+from gen_durable.backoff import GrowingPauses
 from gen_durable.core.notifier import Notifier
 from gen_durable.engine.active_claim import ActiveClaim
 from gen_durable.engine.committer import (
@@ -29,17 +29,24 @@ from gen_durable.engine.outcome_rejection import UnusableLimit, describe_fault, 
 from gen_durable.engine.single_outcome_flusher import flush_outcome_and_children
 from gen_durable.engine.step_journal import StepJournal
 from gen_durable.errors import DatabaseUnavailable, InvalidOutcome, OutcomeRejected
-from gen_durable.loggers import get_logger
+from gen_durable.escaping_loggers import get_escaping_logger
 from gen_durable.outcomes import describe_error
-from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
-from gen_durable.pg.faults import WRONG_ISOLATION, ConnectionLost, FaultKind, SqlError, classify_error, sqlstate
+from gen_durable.pg.error_classifier import (
+    WRONG_ISOLATION,
+    ConnectionLost,
+    FaultKind,
+    SqlError,
+    classify_error,
+    sqlstate_of,
+)
+from gen_durable.pg.persistent_connection import ConnectionTarget, PersistentConnection
 from gen_durable.pg.shared_transaction import SharedTransaction
-from gen_durable.registry import StepEntry
+from gen_durable.step_registry import RunnableStep
 from gen_durable.step_services import StepTransaction
 from gen_durable.store.statements import StatementBuilder
 from gen_durable.store.types import Claim, Commit, FlushResult
 
-log = get_logger("gen_durable.worker")
+log = get_escaping_logger("gen_durable.worker")
 FLUSH_RETRIES: Final = 10
 MAX_BROKEN: Final = 10  # broken connections in one step; after that the step itself is assumed to break them
 FIRST_PAUSE: Final = 0.02
@@ -86,7 +93,7 @@ class TransactionalExecutor:
         async with self._semaphore:
             connection = self._free.pop()
             try:
-                pauses, broken_connections = Pauses(FIRST_PAUSE, LONGEST_PAUSE), 0
+                pauses, broken_connections = GrowingPauses(FIRST_PAUSE, LONGEST_PAUSE), 0
                 while True:
                     try:
                         committed = await self._execute_once(connection, active)
@@ -103,11 +110,11 @@ class TransactionalExecutor:
                         return committed
                     if isinstance(claim.step_journal, StepJournal):
                         claim.step_journal.reset_for_next_execution()
-                    await asyncio.sleep(pauses.next())
+                    await asyncio.sleep(pauses.next_seconds())
             finally:
                 self._free.append(connection)
 
-    async def execute_and_roll_back(self, claim: Claim, entry: StepEntry) -> None:
+    async def execute_and_roll_back(self, claim: Claim, entry: RunnableStep) -> None:
         """Execute a step as if its worker died before the commit (gen_durable.testing)."""
         async with self._semaphore:
             connection = self._free.pop()
@@ -182,7 +189,9 @@ class TransactionalExecutor:
             raise
         return encoded
 
-    async def _flush_and_commit(self, transaction: SharedTransaction, commit: Commit, entry: StepEntry) -> FlushResult:
+    async def _flush_and_commit(
+        self, transaction: SharedTransaction, commit: Commit, entry: RunnableStep
+    ) -> FlushResult:
         """Flush and commit; roll back if the flush did not write the outcome."""
         flushed = await self._flush_outcome(transaction, commit, entry)
         if flushed.stale_ids or flushed.already_committed_ids or flushed.cancel_requested_ids:
@@ -196,31 +205,34 @@ class TransactionalExecutor:
             ) from error
         return flushed
 
-    async def _flush_outcome(self, transaction: SharedTransaction, commit: Commit, entry: StepEntry) -> FlushResult:
+    async def _flush_outcome(self, transaction: SharedTransaction, commit: Commit, entry: RunnableStep) -> FlushResult:
         work = functools.partial(
             flush_outcome_and_children, statements=self._statements, commit=commit, worker=self._worker
         )
-        pauses = Pauses(FIRST_PAUSE, LONGEST_PAUSE)
+        pauses = GrowingPauses(FIRST_PAUSE, LONGEST_PAUSE)
         for retries_left in range(FLUSH_RETRIES, -1, -1):
             try:
                 return await transaction.run_in_savepoint(work)
             except SqlError as error:
-                if sqlstate(error) == "25P02":
+                if sqlstate_of(error) == "25P02":
                     raise TransactionalStepRaised(_aborted_transaction_error(entry)) from error
                 # Another session holds a lock on the row. Bound the wait: that session may itself wait for the
                 # user's writes. A serialization failure and a wrong isolation level recur in the same transaction.
-                recurs = classify_error(error) is FaultKind.REFUSED or sqlstate(error) in ("40001", WRONG_ISOLATION)
+                recurs = classify_error(error) is FaultKind.REFUSED or sqlstate_of(error) in (
+                    "40001",
+                    WRONG_ISOLATION,
+                )
                 if retries_left == 0 or recurs:
                     rejection = to_rejection(commit, error)
                     raise (
                         rejection if isinstance(rejection, UnusableLimit) else TransactionalStepRaised(rejection)
                     ) from error
-            await asyncio.sleep(pauses.next())
+            await asyncio.sleep(pauses.next_seconds())
         raise AssertionError("unreachable")
 
     async def _find_out_if_committed(self, connection: PersistentConnection, commit: Commit) -> FlushResult | None:
         """Find out whether a transaction committed whose answer was lost. Returns None if it did not and never will."""
-        pauses = Pauses(FIRST_PAUSE, LONGEST_PAUSE)
+        pauses = GrowingPauses(FIRST_PAUSE, LONGEST_PAUSE)
         while True:
             try:
                 if await connection.run(self._statements.lock_parent_and_allocate_ids(commit, 0)) is not None:
@@ -233,10 +245,10 @@ class TransactionalExecutor:
                 return None if found.cancel_requested_ids else found
             except (ConnectionLost, SqlError) as error:
                 log.info("instance %d: its commit cannot be checked yet (%s)", commit.id, describe_fault(error))
-            await asyncio.sleep(pauses.next())
+            await asyncio.sleep(pauses.next_seconds())
 
 
-def _broken_connection_error(entry: StepEntry, error: Exception) -> DatabaseUnavailable:
+def _broken_connection_error(entry: RunnableStep, error: Exception) -> DatabaseUnavailable:
     return DatabaseUnavailable(
         f"the connection of step {entry.spec.label} broke in {MAX_BROKEN} executions in a row, at last with "
         f"{describe_error(error)}. If the step waits inside its transaction, idle_in_transaction_session_timeout, or "
@@ -244,14 +256,14 @@ def _broken_connection_error(entry: StepEntry, error: Exception) -> DatabaseUnav
     )
 
 
-def _ended_transaction_error(entry: StepEntry) -> InvalidOutcome:
+def _ended_transaction_error(entry: RunnableStep) -> InvalidOutcome:
     return InvalidOutcome(
         f"step {entry.spec.label} has ended its transaction itself: leave COMMIT and ROLLBACK to the worker, "
         "and use `async with ctx.connection.transaction():` for a savepoint"
     )
 
 
-def _aborted_transaction_error(entry: StepEntry) -> InvalidOutcome:
+def _aborted_transaction_error(entry: RunnableStep) -> InvalidOutcome:
     return InvalidOutcome(
         f"a statement of step {entry.spec.label} failed and aborted its transaction: put a savepoint around what may "
         "fail, `async with ctx.connection.transaction():`, or let the error out of the step"

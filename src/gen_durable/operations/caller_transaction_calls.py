@@ -13,16 +13,16 @@ from typing import Any, Literal, TypeAlias, TypeVar, cast
 from gen_durable.core.services import Services
 from gen_durable.core.start_and_signal_encryption import encrypt_insert_statement, encrypt_signal
 from gen_durable.errors import DatabaseRefused, DatabaseUnavailable, GenDurableError, InputError
-from gen_durable.loggers import get_logger
+from gen_durable.escaping_loggers import get_escaping_logger
 from gen_durable.operations.insert import OnConflict, blocked_rows_of_insert, check_starts
 from gen_durable.operations.start_or_update import follow_ups_of, start_or_update_statements
 from gen_durable.pg.caller_connection import (
     call_after_django_commit,
     call_at_sqlalchemy_commits,
-    run_async,
-    run_blocking,
+    run_on_async_connection,
+    run_on_blocking_connection,
 )
-from gen_durable.pg.faults import sqlstate, unwrap_driver_error
+from gen_durable.pg.error_classifier import sqlstate_of, unwrap_driver_error
 from gen_durable.pg.sqlstate_errors import to_library_error
 from gen_durable.starts import Start
 from gen_durable.store.caller_statements import CallerStatementBuilder
@@ -30,7 +30,7 @@ from gen_durable.store.start_or_update import StartOrUpdate, StartOrUpdateResult
 from gen_durable.store.statements import Statement
 from gen_durable.store.types import CancelResult, FollowUps, InsertResult, OutgoingSignal, Row
 
-log = get_logger("gen_durable.notifier")
+log = get_escaping_logger("gen_durable.notifier")
 T = TypeVar("T")
 
 Notify: TypeAlias = Literal["after_commit", "in_transaction", "never"]
@@ -184,7 +184,7 @@ class CallerTransactionCalls:
         connection: object,
         statements: CallStatements[T],
         operation: str,
-        run_statement: RunOnConnection = run_async,
+        run_statement: RunOnConnection = run_on_async_connection,
     ) -> T:
         answer: Any = None
         while True:
@@ -211,7 +211,7 @@ class CallerTransactionCalls:
             return error
         # Not the text of a wrapped error: SQLAlchemy puts the statement and its parameters into it.
         original = unwrap_driver_error(error)
-        code = sqlstate(original)
+        code = sqlstate_of(original)
         if code is None:
             return DatabaseUnavailable(f"{operation}: your connection could not be used ({type(error).__name__})")
         if code == "25P02":
@@ -231,4 +231,4 @@ def check_notify(notify: Notify, connection: object) -> None:
 
 
 async def _run_without_suspending(connection: object, statement: Statement[Any]) -> Sequence[Row]:
-    return run_blocking(connection, statement)
+    return run_on_blocking_connection(connection, statement)

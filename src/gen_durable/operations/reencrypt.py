@@ -105,7 +105,7 @@ class _ReencryptRun:
                 return None
             return self._encryption.encrypt(text, instance, field_)
         try:
-            return self._encryption.encrypt_again(text, instance, field_)
+            return self._encryption.reencrypt_unless_current(text, instance, field_)
         except CodecUnavailable:
             raise  # a later run reads it
         except DecodeError as error:

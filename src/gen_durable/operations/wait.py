@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from typing import TypeVar
 
-from gen_durable.codec import Codec
 from gen_durable.core.services import Services
 from gen_durable.durations import Duration
 from gen_durable.encryption import ERROR, RESULT, PayloadEncryption
 from gen_durable.errors import DatabaseUnavailable, NotFound
 from gen_durable.instances import Cancelled, Ending, Failed, Finished, Pending, Status
-from gen_durable.pg.faults import ConnectionLost
+from gen_durable.json_codec import JsonCodec
+from gen_durable.pg.error_classifier import ConnectionLost
 from gen_durable.store.types import EndedInstance
 from gen_durable.validation import check_delay
 
@@ -19,7 +19,11 @@ R = TypeVar("R")
 
 
 async def wait(
-    services: Services, target: int | bytes, codec: Codec[R], timeout: Duration | None, inserted_at: float = -math.inf
+    services: Services,
+    target: int | bytes,
+    codec: JsonCodec[R],
+    timeout: Duration | None,
+    inserted_at: float = -math.inf,
 ) -> Ending[R]:
     """Wait until an instance, by id or unique key, has ended, or for `timeout`. Raises `NotFound`."""
     seconds = check_delay(timeout, "timeout") if timeout is not None else None

@@ -33,7 +33,7 @@ class ConnectionKind(enum.Enum):
 _KINDS: Final = {
     ("asyncpg", "Connection"): ConnectionKind.ASYNCPG,
     ("asyncpg", "PoolConnectionProxy"): ConnectionKind.ASYNCPG,
-    ("gen_durable", "TransactionConnection"): ConnectionKind.ASYNCPG,  # ctx.connection
+    ("gen_durable", "ConnectionUntilStepEnds"): ConnectionKind.ASYNCPG,  # ctx.connection
     ("psycopg", "Connection"): ConnectionKind.PSYCOPG,
     ("psycopg", "AsyncConnection"): ConnectionKind.PSYCOPG_ASYNC,
     ("sqlalchemy", "Connection"): ConnectionKind.SQLALCHEMY,
@@ -47,7 +47,7 @@ _KINDS: Final = {
 }
 
 
-def connection_kind(connection: object) -> ConnectionKind:
+def find_connection_kind(connection: object) -> ConnectionKind:
     """The type of the object passed as `connection=`. Raises `InputError` if it is not supported."""
     for base in type(connection).__mro__:
         kind = _KINDS.get((base.__module__.partition(".")[0], base.__name__))
@@ -65,7 +65,7 @@ def call_after_django_commit(connection: Any, callback: Callable[[], None]) -> b
 
     Returns False if that is not possible: with other connections, and where autocommit is off.
     """
-    if connection_kind(connection) is not ConnectionKind.DJANGO:
+    if find_connection_kind(connection) is not ConnectionKind.DJANGO:
         return False
     try:
         connection.on_commit(callback)
@@ -80,7 +80,7 @@ def call_at_sqlalchemy_commits(connection: Any, callback: Callable[[object], Non
     A hint that only saves time: the commit may fail, or be that of a savepoint. SQLAlchemy keeps the callback as long
     as the connection or session, and only once.
     """
-    kind = connection_kind(connection)
+    kind = find_connection_kind(connection)
     if kind not in (ConnectionKind.SQLALCHEMY, ConnectionKind.SQLALCHEMY_ASYNC):
         return
     from sqlalchemy import Connection, event
@@ -92,18 +92,18 @@ def call_at_sqlalchemy_commits(connection: Any, callback: Callable[[object], Non
     event.listen(target, name, callback)
 
 
-async def run_async(connection: Any, statement: Statement[Any]) -> Rows:
+async def run_on_async_connection(connection: Any, statement: Statement[Any]) -> Rows:
     """Run a statement on an asynchronous connection."""
-    return await _async_runner(connection)(connection, statement)
+    return await _find_async_runner(connection)(connection, statement)
 
 
-def run_blocking(connection: Any, statement: Statement[Any]) -> Rows:
+def run_on_blocking_connection(connection: Any, statement: Statement[Any]) -> Rows:
     """Run a statement on a blocking connection."""
-    return _blocking_runner(connection)(connection, statement)
+    return _find_blocking_runner(connection)(connection, statement)
 
 
-def _async_runner(connection: object) -> Callable[[Any, Statement[Any]], Awaitable[Rows]]:
-    match connection_kind(connection):
+def _find_async_runner(connection: object) -> Callable[[Any, Statement[Any]], Awaitable[Rows]]:
+    match find_connection_kind(connection):
         case ConnectionKind.ASYNCPG:
             return _run_on_asyncpg
         case ConnectionKind.PSYCOPG_ASYNC:
@@ -114,8 +114,8 @@ def _async_runner(connection: object) -> Callable[[Any, Statement[Any]], Awaitab
             raise InputError(f"connection= got {other.value}, which blocks. Use SyncDurable with it.")
 
 
-def _blocking_runner(connection: object) -> Callable[[Any, Statement[Any]], Rows]:
-    match connection_kind(connection):
+def _find_blocking_runner(connection: object) -> Callable[[Any, Statement[Any]], Rows]:
+    match find_connection_kind(connection):
         case ConnectionKind.PSYCOPG:
             return _run_on_psycopg
         case ConnectionKind.SQLALCHEMY:
@@ -132,10 +132,10 @@ def resolve_caller_connection(connection: object, using: str | None) -> object:
         return connection
     if connection is not None:
         raise InputError("give either connection= or using=, not both")
-    return django_connection(using)
+    return get_django_connection(using)
 
 
-def django_connection(alias: str) -> Any:
+def get_django_connection(alias: str) -> Any:
     """Django's connection of this thread to one of its databases."""
     try:
         # Django ships no types.
@@ -156,7 +156,7 @@ def _run_on_psycopg(connection: Any, statement: Statement[Any]) -> Rows:
     from psycopg.rows import tuple_row
 
     with Cursor(connection, row_factory=tuple_row) as cursor:
-        return cursor.execute(_with_percent_parameters(statement), named_arguments(statement.args)).fetchall()
+        return cursor.execute(_rewrite_with_percent_parameters(statement), named_arguments(statement.args)).fetchall()
 
 
 async def _run_on_psycopg_async(connection: Any, statement: Statement[Any]) -> Rows:
@@ -164,7 +164,7 @@ async def _run_on_psycopg_async(connection: Any, statement: Statement[Any]) -> R
     from psycopg.rows import tuple_row
 
     async with AsyncCursor(connection, row_factory=tuple_row) as cursor:
-        await cursor.execute(_with_percent_parameters(statement), named_arguments(statement.args))
+        await cursor.execute(_rewrite_with_percent_parameters(statement), named_arguments(statement.args))
         return await cursor.fetchall()
 
 
@@ -188,10 +188,10 @@ async def _run_on_sqlalchemy_async(connection: Any, statement: Statement[Any]) -
 
 def _run_on_django(connection: Any, statement: Statement[Any]) -> Rows:
     with connection.cursor() as cursor:
-        cursor.execute(_with_percent_parameters(statement), named_arguments(statement.args))
+        cursor.execute(_rewrite_with_percent_parameters(statement), named_arguments(statement.args))
         rows: Rows = cursor.fetchall()
         return rows
 
 
-def _with_percent_parameters(statement: Statement[Any]) -> Any:
+def _rewrite_with_percent_parameters(statement: Statement[Any]) -> Any:
     return with_named_parameters(statement.text, "%(", ")s")

@@ -16,19 +16,19 @@ from typing import Final
 
 import asyncpg
 
-from gen_durable.loggers import get_logger
-from gen_durable.pg.connect import ConnectionTarget, HostConnection, connect_to_host
+from gen_durable.escaping_loggers import get_escaping_logger
 from gen_durable.pg.dsn import Host
+from gen_durable.pg.multi_host_connector import ConnectionTarget, HostConnection, connect_to_host
 
-log = get_logger("gen_durable.pg")
+log = get_escaping_logger("gen_durable.pg")
 PROBE_AFTER: Final = 5.0
 PROBE_TIMEOUT: Final = 3.0
 # The timeline goes up with every promotion. A standby, or a pooler's console, cannot report it.
 _TIMELINE: Final = "select left(pg_walfile_name(pg_current_wal_lsn()), 8)"
 
 
-class Watchdog:
-    """`with Watchdog(...):` around a statement; calls `on_cut` when it cuts the statement's connection."""
+class DeadServerWatchdog:
+    """`with DeadServerWatchdog(...):` around a statement; calls `on_cut` when it cuts the statement's connection."""
 
     __slots__ = ("_loop", "_on_cut", "_probe", "_target", "_timer", "_watched")
 
@@ -42,20 +42,20 @@ class Watchdog:
 
     def __enter__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._timer = self._loop.call_later(PROBE_AFTER, self._start_probe)
+        self._timer = self._loop.call_later(PROBE_AFTER, self._start_probe_in_background)
 
     def __exit__(self, *_: object) -> None:
         self._timer.cancel()
         if self._probe is not None:
             self._probe.cancel()
 
-    def _start_probe(self) -> None:
+    def _start_probe_in_background(self) -> None:
         self._probe = self._loop.create_task(self._probe_and_cut(), name="gen_durable probe")
 
     async def _probe_and_cut(self) -> None:
         problem = await find_server_problem(self._watched, self._target)
         if problem is None:
-            self._timer = self._loop.call_later(PROBE_AFTER, self._start_probe)
+            self._timer = self._loop.call_later(PROBE_AFTER, self._start_probe_in_background)
             return
         log.warning(
             "%s has not answered for %g s and %s: cutting its connection", self._watched.host.name, PROBE_AFTER, problem

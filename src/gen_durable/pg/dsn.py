@@ -48,13 +48,13 @@ class DsnHosts:
     timeout: float | None
 
 
-def split_hosts(dsn: str) -> DsnHosts:
+def split_dsn_by_host(dsn: str) -> DsnHosts:
     """Split a DSN into one DSN per host."""
     parts = urlsplit(dsn)
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
-    timeout = _parse_timeout(options.pop("connect_timeout", ""))
+    timeout = _parse_connect_timeout(options.pop("connect_timeout", ""))
     user, at, addresses = parts.netloc.rpartition("@")
-    if _is_split_by_password(dsn):
+    if _is_misread_because_of_password(dsn):
         return DsnHosts((Host("the host", dsn),), None)
     if addresses:
         named = [(address, parts._replace(netloc=f"{user}{at}{address}"), options) for address in addresses.split(",")]
@@ -67,23 +67,23 @@ def split_hosts(dsn: str) -> DsnHosts:
         ]
     if len(named) > 1:
         named = [(name, parts, dict([DEFAULT_ATTRS]) | options) for name, parts, options in named]
-    if may_leak_password(dsn):
+    if may_password_be_in_other_parts(dsn):
         named = [(f"host {number}", parts, options) for number, (_, parts, options) in enumerate(named, 1)]
-    return DsnHosts(tuple(Host(name, _join_dsn(parts, options)) for name, parts, options in named), timeout)
+    return DsnHosts(tuple(Host(name, _make_dsn_from_parts(parts, options)) for name, parts, options in named), timeout)
 
 
-def may_leak_password(dsn: str) -> bool:
+def may_password_be_in_other_parts(dsn: str) -> bool:
     """Whether a part of the DSN that looks harmless may be a piece of the password. No message may quote such a DSN.
 
     An unencoded & in `?password=` begins another option.
     """
-    if _is_split_by_password(dsn):
+    if _is_misread_because_of_password(dsn):
         return True
     options = dict(parse_qsl(urlsplit(dsn).query, keep_blank_values=True))
     return "password" in options and not options.keys() <= KNOWN_OPTIONS
 
 
-def _is_split_by_password(dsn: str) -> bool:
+def _is_misread_because_of_password(dsn: str) -> bool:
     """Whether the DSN cannot be read, or a password with unencoded characters has divided it in the wrong places.
 
     An unencoded /, ? or # in a password ends the part of the DSN that it stands in, so the @ after the password comes
@@ -114,11 +114,11 @@ def find_tls_weakness(dsn: str, environment: Mapping[str, str]) -> str | None:
         options = dict(parse_qsl(parts.query, keep_blank_values=True))
     except ValueError:
         return None  # connecting reports an unreadable DSN
-    remote = _remote_hosts(parts.netloc, options, environment)
+    remote = _list_remote_hosts(parts.netloc, options, environment)
     mode = options.get("sslmode") or environment.get("PGSSLMODE") or "prefer"
     if not remote or mode == VERIFY_FULL:
         return None
-    server = "the server" if may_leak_password(dsn) else remote[0]
+    server = "the server" if may_password_be_in_other_parts(dsn) else remote[0]
     shown = mode if mode in TLS_MODES else "(unknown)"
     return f"sslmode={shown} does not verify the identity of {server}. Use sslmode=verify-full."
 
@@ -137,7 +137,7 @@ def check_required_tls(name: str, dsn: str, environment: Mapping[str, str]) -> N
 
     A DSN that can be read in two ways is refused as well. `name` is where the DSN comes from.
     """
-    if may_leak_password(dsn):
+    if may_password_be_in_other_parts(dsn):
         raise ConfigError(
             f"require_tls: {name} is refused: its hosts are not clear. "
             "Percent-encode special characters in its password."
@@ -152,15 +152,15 @@ def check_required_tls(name: str, dsn: str, environment: Mapping[str, str]) -> N
         raise ConfigError(f"require_tls: {name} is refused: {weakness}")
 
 
-def is_local_host(dsn: str, environment: Mapping[str, str]) -> bool:
+def are_all_hosts_local(dsn: str, environment: Mapping[str, str]) -> bool:
     """Whether all hosts of a DSN are Unix sockets, loopback addresses or `localhost`."""
     parts = urlsplit(dsn)
-    return not _remote_hosts(parts.netloc, dict(parse_qsl(parts.query, keep_blank_values=True)), environment)
+    return not _list_remote_hosts(parts.netloc, dict(parse_qsl(parts.query, keep_blank_values=True)), environment)
 
 
-def _remote_hosts(netloc: str, options: Mapping[str, str], environment: Mapping[str, str]) -> list[str]:
-    hosts = _host_names(netloc, options.get("host") or environment.get("PGHOST", ""))
-    return [host for host in hosts if not _is_local(host)]
+def _list_remote_hosts(netloc: str, options: Mapping[str, str], environment: Mapping[str, str]) -> list[str]:
+    hosts = _list_host_names(netloc, options.get("host") or environment.get("PGHOST", ""))
+    return [host for host in hosts if not _is_local_host_name(host)]
 
 
 def _has_valid_port(address: str) -> bool:
@@ -168,13 +168,13 @@ def _has_valid_port(address: str) -> bool:
     return port == "" or port.isdecimal()
 
 
-def _join_dsn(parts: SplitResult, options: dict[str, str]) -> str:
+def _make_dsn_from_parts(parts: SplitResult, options: dict[str, str]) -> str:
     # `geturl` would drop the slashes in front of an empty host.
     query = f"?{urlencode(options, safe='/')}" if options else ""
     return f"{parts.scheme}://{parts.netloc}{parts.path}{query}"
 
 
-def _parse_timeout(text: str) -> float | None:
+def _parse_connect_timeout(text: str) -> float | None:
     try:
         seconds = float(text)
     except ValueError:
@@ -182,20 +182,20 @@ def _parse_timeout(text: str) -> float | None:
     return seconds if seconds > 0 else None
 
 
-def _host_names(netloc: str, default: str) -> list[str]:
+def _list_host_names(netloc: str, default: str) -> list[str]:
     # The driver decodes names in front of the path, and no others.
     in_url = netloc.rpartition("@")[2]
     addresses = map(unquote, in_url.split(",")) if in_url else default.split(",")
-    return [address if address.startswith("/") else _without_port(address) for address in addresses if address]
+    return [address if address.startswith("/") else _remove_port(address) for address in addresses if address]
 
 
-def _without_port(address: str) -> str:
+def _remove_port(address: str) -> str:
     if address.startswith("["):
         return address[1:].partition("]")[0]
     return address.partition(":")[0] if address.count(":") < 2 else address
 
 
-def _is_local(host: str) -> bool:
+def _is_local_host_name(host: str) -> bool:
     if host.startswith("/") or host in ("", "localhost"):
         return True
     try:

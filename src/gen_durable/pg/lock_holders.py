@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import asyncpg
 
-from gen_durable.printable_text import escape_text
+from gen_durable.printable_text import escape_to_one_line
 from gen_durable.store.schema import Schema
 
 SHOWN: Final = 3
@@ -25,7 +25,7 @@ class LockHolder:
 
     def __str__(self) -> str:
         since = "hidden" if self.since is None else f"{self.since:%Y-%m-%d %H:%M:%S %Z}"
-        login, application = escape_text(self.login or "?"), escape_text(self.application or "?")
+        login, application = escape_to_one_line(self.login or "?"), escape_to_one_line(self.application or "?")
         return f"pid {self.pid} (login {login}, application {application}, transaction since {since})"
 
 

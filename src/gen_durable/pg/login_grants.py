@@ -15,9 +15,9 @@ from typing import Any, Final, Literal
 import asyncpg
 
 from gen_durable.errors import ConfigError, DatabaseRefused, NotFound
-from gen_durable.pg.connection import PersistentConnection
-from gen_durable.pg.faults import message_of, sqlstate
-from gen_durable.pg.migrate import SETTINGS, check_schema
+from gen_durable.pg.error_classifier import message_of, sqlstate_of
+from gen_durable.pg.migrate import SETTINGS, check_schema_version
+from gen_durable.pg.persistent_connection import PersistentConnection
 from gen_durable.store.schema import ROLES, Schema
 
 InsertRole = Literal["producer", "client"]
@@ -171,7 +171,7 @@ async def _transaction(connection: PersistentConnection, schema: Schema) -> Asyn
 
 
 async def _require_roles(connection: PersistentConnection, schema: Schema) -> str:
-    await check_schema(connection, schema)
+    await check_schema_version(connection, schema)
     driver_connection = await connection.connect()
     try:
         prefix = await driver_connection.fetchval(schema.render("select roles from @schema.installation"))
@@ -275,7 +275,7 @@ def _without_prefix(roles: list[str] | None, prefix: str) -> tuple[str, ...]:
 
 def _to_library_error(error: asyncpg.PostgresError, schema: Schema) -> Exception:
     """The library's error. The server's message for a missing right quotes names and never values."""
-    if sqlstate(error) != "42501":
+    if sqlstate_of(error) != "42501":
         return error
     return DatabaseRefused(
         f"cannot read or change the grants of schema {schema.name!r}: {message_of(error)}. Run the command as the "

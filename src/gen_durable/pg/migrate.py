@@ -17,16 +17,23 @@ from typing import Any, Final
 import asyncpg
 
 from gen_durable.errors import ConfigError, DatabaseRefused, DatabaseUnavailable, SchemaMissing, SchemaTooNew
-from gen_durable.loggers import get_logger
-from gen_durable.pg.connection import PersistentConnection
-from gen_durable.pg.faults import READ_ONLY, READ_ONLY_DATABASE, ConnectionLost, describe_for_log, message_of, sqlstate
-from gen_durable.pg.installed_version import InstalledSchema, read_installed
+from gen_durable.escaping_loggers import get_escaping_logger
+from gen_durable.pg.error_classifier import (
+    READ_ONLY,
+    READ_ONLY_DATABASE,
+    ConnectionLost,
+    describe_for_log,
+    message_of,
+    sqlstate_of,
+)
+from gen_durable.pg.installed_schema import InstalledSchema, read_installed_schema
 from gen_durable.pg.lock_holders import describe_lock_holders, find_lock_holders
+from gen_durable.pg.persistent_connection import PersistentConnection
 from gen_durable.pg.pool import Pool
 from gen_durable.store.schema import Migration, Schema, SqlFile, functions, migrations, views
 from gen_durable.store.sql_splitter import split_sql_statements
 
-log = get_logger("gen_durable.migrate")
+log = get_escaping_logger("gen_durable.migrate")
 LOCK_TRIES: Final = 10
 SETTINGS: Final = (
     "set local lock_timeout = '5s'; set local check_function_bodies = off; "  # functions may call later ones
@@ -60,19 +67,19 @@ def find_missing_migrations(schema: Schema, current: int) -> list[Migration]:
     return [m for m in migrations(schema) if m.version > current]
 
 
-def library_version(schema: Schema) -> int:
+def library_schema_version(schema: Schema) -> int:
     """The schema version of this library."""
     return max(m.version for m in migrations(schema))
 
 
-def migration_script(schema: Schema, current: int) -> str:
+def make_migration_script(schema: Schema, current: int) -> str:
     """The SQL that brings a database from version `current` to this library's; empty when there is nothing to do."""
-    return "\n".join(file.text for file in _files_to_apply(schema, current))
+    return "\n".join(file.text for file in _list_sql_files_to_apply(schema, current))
 
 
-async def check_schema(connection: PersistentConnection | Pool, schema: Schema) -> None:
+async def check_schema_version(connection: PersistentConnection | Pool, schema: Schema) -> None:
     """Refuse a database that lacks what this library calls. A newer one is fine: old calls keep working."""
-    installed, needed = await read_installed(connection, schema), library_version(schema)
+    installed, needed = await read_installed_schema(connection, schema), library_schema_version(schema)
     installed.check_empty_or_ours(schema)
     if installed.version < needed:
         state = (
@@ -85,10 +92,10 @@ async def check_schema(connection: PersistentConnection | Pool, schema: Schema) 
         )
 
 
-def check_can_migrate(installed: InstalledSchema, schema: Schema) -> None:
+def check_may_migrate(installed: InstalledSchema, schema: Schema) -> None:
     """Raise an error unless this library may migrate the schema: `SchemaConflict` or `SchemaTooNew`."""
     installed.check_empty_or_ours(schema)
-    newest = library_version(schema)
+    newest = library_schema_version(schema)
     if installed.version > newest:
         raise SchemaTooNew(
             f"schema {schema.name!r} is at version {installed.version}, this library knows up to {newest}: "
@@ -106,10 +113,10 @@ async def migrate(
     """
     for attempt in range(LOCK_TRIES):
         try:
-            return await _migrate_once(connection, schema, roles, repair_roles=repair_roles)
+            return await _migrate_in_transaction(connection, schema, roles, repair_roles=repair_roles)
         except (_StatementFailed, asyncpg.PostgresError) as error:
             cause = error.error if isinstance(error, _StatementFailed) else error
-            if sqlstate(cause) not in _RETRIED or attempt == LOCK_TRIES - 1:
+            if sqlstate_of(cause) not in _RETRIED or attempt == LOCK_TRIES - 1:
                 raise await _to_library_error(connection, error, schema) from cause
             log.info("schema %s is locked by another session, trying again", schema.name)
         except ConnectionLost as error:
@@ -118,47 +125,47 @@ async def migrate(
     raise AssertionError("unreachable")
 
 
-async def _migrate_once(
+async def _migrate_in_transaction(
     connection: PersistentConnection, schema: Schema, roles: str | None, *, repair_roles: bool
 ) -> list[int]:
     driver_connection = await connection.connect()
     async with driver_connection.transaction(isolation="read_committed"):
-        await _run_file(driver_connection, SqlFile("settings", SETTINGS))
-        installed = await lock_installed(connection, schema)
-        missing = _files_to_apply(schema, installed.version)
+        await _run_sql_file(driver_connection, SqlFile("settings", SETTINGS))
+        installed = await lock_and_read_installed_schema(connection, schema)
+        missing = _list_sql_files_to_apply(schema, installed.version)
         for file in missing:
-            await _run_file(driver_connection, file)
+            await _run_sql_file(driver_connection, file)
         present = await driver_connection.fetchval(schema.render("select roles from @schema.installation"))
         if present is not None and roles not in (None, present):
             raise ConfigError(f"schema {schema.name!r} has roles with the prefix {present!r} already, not {roles!r}")
         if (prefix := roles or present) is not None and (missing or present is None or repair_roles):
-            for file in roles_files(schema, prefix, functions_installed=bool(missing)):
-                await _run_file(driver_connection, file)
+            for file in list_roles_sql_files(schema, prefix, functions_installed=bool(missing)):
+                await _run_sql_file(driver_connection, file)
     return [m.version for m in find_missing_migrations(schema, installed.version)]
 
 
-async def lock_installed(connection: PersistentConnection, schema: Schema) -> InstalledSchema:
+async def lock_and_read_installed_schema(connection: PersistentConnection, schema: Schema) -> InstalledSchema:
     """Keep other migrations and uninstalls out until the transaction of `connection` ends, and read what is installed.
 
-    Raises as `check_can_migrate`. There is nothing to lock before the first version is installed.
+    Raises as `check_may_migrate`. There is nothing to lock before the first version is installed.
     """
-    installed = await read_installed(connection, schema)
-    check_can_migrate(installed, schema)
+    installed = await read_installed_schema(connection, schema)
+    check_may_migrate(installed, schema)
     if installed.version > 0:
         driver_connection = await connection.connect()
         await driver_connection.execute(schema.render("lock table @schema.migrations in share row exclusive mode"))
-        installed = await read_installed(connection, schema)
-        check_can_migrate(installed, schema)
+        installed = await read_installed_schema(connection, schema)
+        check_may_migrate(installed, schema)
     return installed
 
 
-def roles_files(schema: Schema, prefix: str, *, functions_installed: bool) -> list[SqlFile]:
+def list_roles_sql_files(schema: Schema, prefix: str, *, functions_installed: bool) -> list[SqlFile]:
     """The SQL that creates and grants the roles: it accepts only functions that its own transaction has installed."""
     again = [] if functions_installed else [*views(schema), *functions(schema)]
     return [*again, SqlFile("roles.sql", schema.roles_script(prefix))]
 
 
-def _files_to_apply(schema: Schema, current: int) -> list[SqlFile]:
+def _list_sql_files_to_apply(schema: Schema, current: int) -> list[SqlFile]:
     """The SQL that brings a database from version `current` to this library's, in order."""
     missing = find_missing_migrations(schema, current)
     if not missing:
@@ -171,16 +178,16 @@ def _files_to_apply(schema: Schema, current: int) -> list[SqlFile]:
     return [*files, *views(schema), *functions(schema)]
 
 
-async def _run_file(driver_connection: asyncpg.Connection[Any], file: SqlFile) -> None:
+async def _run_sql_file(driver_connection: asyncpg.Connection[Any], file: SqlFile) -> None:
     """Send the statements of a file one at a time."""
-    for step in _split_file(file):
+    for step in _split_sql_file(file):
         try:
             await driver_connection.execute(step.sql)
         except asyncpg.PostgresError as error:
             raise _StatementFailed(step, error) from error
 
 
-def _split_file(file: SqlFile) -> Iterator[_MigrationStatement]:
+def _split_sql_file(file: SqlFile) -> Iterator[_MigrationStatement]:
     for number, sql in enumerate(split_sql_statements(file.text), 1):
         yield _MigrationStatement(file.path, number, sql)
 
@@ -190,28 +197,28 @@ async def _to_library_error(
 ) -> Exception:
     """The library's error; a lock that was not granted is reported with its holders."""
     cause = error.error if isinstance(error, _StatementFailed) else error
-    if sqlstate(cause) == LOCK_TIMED_OUT:
-        place = f", at {_place_of(error.step)}" if isinstance(error, _StatementFailed) else ""
+    if sqlstate_of(cause) == LOCK_TIMED_OUT:
+        place = f", at {_describe_place_of_statement(error.step)}" if isinstance(error, _StatementFailed) else ""
         holders = await find_lock_holders(await connection.connect(), schema)
         return DatabaseRefused(
             f"cannot migrate schema {schema.name!r}: {describe_for_log(cause)}{place}. {describe_lock_holders(holders)}"
         )
-    return _to_refused_error(error, schema) if isinstance(error, _StatementFailed) else error
+    return _to_database_refused_error(error, schema) if isinstance(error, _StatementFailed) else error
 
 
-def _place_of(step: _MigrationStatement) -> str:
+def _describe_place_of_statement(step: _MigrationStatement) -> str:
     return f"statement {step.number} of {step.path} ({_first_line_of_code(step.sql)})"
 
 
-def _to_refused_error(failed: _StatementFailed, schema: Schema) -> DatabaseRefused:
+def _to_database_refused_error(failed: _StatementFailed, schema: Schema) -> DatabaseRefused:
     """The library's error. It repeats the server's message only for class 42, which quotes names and never values."""
     step, error = failed.step, failed.error
-    if sqlstate(error) == READ_ONLY:
+    if sqlstate_of(error) == READ_ONLY:
         return DatabaseRefused(f"cannot migrate schema {schema.name!r}: {READ_ONLY_DATABASE}")
-    is_about_names = (sqlstate(error) or "").startswith("42")
+    is_about_names = (sqlstate_of(error) or "").startswith("42")
     reason = f"{message_of(error)} ({describe_for_log(error)})" if is_about_names else describe_for_log(error)
     return DatabaseRefused(
-        f"cannot migrate schema {schema.name!r}: {reason}, at {_place_of(step)}. Nothing was changed"
+        f"cannot migrate schema {schema.name!r}: {reason}, at {_describe_place_of_statement(step)}. Nothing was changed"
     )
 
 

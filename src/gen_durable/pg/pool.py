@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import asyncpg
 
-from gen_durable.backoff import Pauses
+from gen_durable.backoff import GrowingPauses
 from gen_durable.errors import ConfigError
-from gen_durable.pg.connection import ConnectionTarget, PersistentConnection, has_unread_input
-from gen_durable.pg.faults import ConnectionLost, FaultKind, classify_error, to_connection_lost
+from gen_durable.pg.error_classifier import ConnectionLost, FaultKind, classify_error, to_connection_lost
+from gen_durable.pg.persistent_connection import ConnectionTarget, PersistentConnection, has_unread_input
 
 if TYPE_CHECKING:
     from gen_durable.store.statements import Statement
@@ -41,7 +41,7 @@ class Pool(ABC):
 
     async def run_idempotent(self, statement: Statement[T], *, tries: int = 5) -> T:
         """Run an idempotent statement (a read, or a write that recognises its repetition) until it gets a result."""
-        pauses = Pauses(0.05, 1.0)
+        pauses = GrowingPauses(0.05, 1.0)
         while True:
             try:
                 return await self.run(statement)
@@ -49,7 +49,7 @@ class Pool(ABC):
                 tries -= 1
                 if tries <= 0:
                     raise
-            await asyncio.sleep(pauses.next())
+            await asyncio.sleep(pauses.next_seconds())
 
 
 class OwnPool(Pool):

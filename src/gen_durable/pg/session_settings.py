@@ -66,7 +66,7 @@ class RoleSettings:
     isolation: str
     statement_timeout_ms: int
 
-    def check(self) -> None:
+    def check_engine_can_work(self) -> None:
         """Raises `ConfigError` if the engine cannot work under these settings, where it cannot change them."""
         advice = "Change it for the role (alter role ... set), or connect without the pooler."
         if self.isolation not in READ_COMMITTED:

@@ -11,8 +11,8 @@ import contextlib
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from gen_durable.pg.connection import PersistentConnection, RunStatement
-from gen_durable.pg.faults import ConnectionLost, FaultKind, classify_error, to_connection_lost
+from gen_durable.pg.error_classifier import ConnectionLost, FaultKind, classify_error, to_connection_lost
+from gen_durable.pg.persistent_connection import PersistentConnection, RunStatement
 
 if TYPE_CHECKING:
     import asyncpg

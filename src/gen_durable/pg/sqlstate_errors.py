@@ -6,12 +6,12 @@ Messages never repeat the server's own text, which may quote a payload; the SQL 
 from __future__ import annotations
 
 from gen_durable.errors import DatabaseRefused, Duplicate, GenDurableError, InputError, QuotaExceeded, UnknownLimit
-from gen_durable.pg.faults import (
+from gen_durable.pg.error_classifier import (
     READ_ONLY_DATABASE,
     constraint_of,
     detail_and_hint_of,
     message_of,
-    sqlstate,
+    sqlstate_of,
     table_of,
 )
 
@@ -22,7 +22,7 @@ class IdTaken(DatabaseRefused):
 
 def to_library_error(error: BaseException, operation: str, schema: str) -> GenDurableError:
     """The library's error for an error of the server; `operation` names the call in its message."""
-    code = sqlstate(error)
+    code = sqlstate_of(error)
     match code:
         case "GD001":
             return _to_duplicate_error(error)

@@ -14,11 +14,11 @@ from typing import Any, Final
 import asyncpg
 
 from gen_durable.errors import DatabaseRefused, DatabaseUnavailable, SchemaConflict, SchemaInUse, SchemaMissing
-from gen_durable.pg.connection import PersistentConnection
-from gen_durable.pg.faults import ConnectionLost, message_of, sqlstate
-from gen_durable.pg.installed_version import SHOWN_OBJECTS, InstalledSchema, read_installed
+from gen_durable.pg.error_classifier import ConnectionLost, message_of, sqlstate_of
+from gen_durable.pg.installed_schema import SHOWN_OBJECTS, InstalledSchema, read_installed_schema
 from gen_durable.pg.lock_holders import describe_lock_holders, find_lock_holders
-from gen_durable.pg.migrate import LOCK_TIMED_OUT, SETTINGS, check_can_migrate, lock_installed
+from gen_durable.pg.migrate import LOCK_TIMED_OUT, SETTINGS, check_may_migrate, lock_and_read_installed_schema
+from gen_durable.pg.persistent_connection import PersistentConnection
 from gen_durable.store.schema import ROLES, OwnObjects, Schema, own_objects
 
 _DEPENDENTS_EXIST: Final = "2BP01"
@@ -40,7 +40,7 @@ class InstalledContent:
 
 
 @dataclass(frozen=True, slots=True)
-class Removal:
+class UninstallResult:
     """The result of an uninstall. `kept_objects` names some objects of others that stay, with their schema."""
 
     roles: tuple[str, ...]
@@ -48,68 +48,72 @@ class Removal:
     is_schema_dropped: bool
 
 
-async def read_content(connection: PersistentConnection, schema: Schema) -> InstalledContent:
+async def read_installed_content(connection: PersistentConnection, schema: Schema) -> InstalledContent:
     """Read the installed content. Raises `SchemaMissing`, `SchemaTooNew` or `SchemaConflict` if it must stay."""
-    driver_connection = await _connect(connection)
-    installed = await _require_installed(connection, schema)
-    return await _read_content(driver_connection, schema, installed)
+    driver_connection = await _connect_or_raise_unavailable(connection)
+    installed = await _read_schema_to_uninstall(connection, schema)
+    return await _read_content_in_transaction(driver_connection, schema, installed)
 
 
 async def uninstall(
     connection: PersistentConnection, schema: Schema, *, with_roles: bool = False, with_live_instances: bool = False
-) -> Removal:
+) -> UninstallResult:
     """Drop gen_durable's objects, and the schema unless others have objects in it.
 
     Raises `SchemaInUse` while workers are connected, and if instances have not ended unless `with_live_instances`.
     """
-    driver_connection = await _connect(connection)
+    driver_connection = await _connect_or_raise_unavailable(connection)
     try:
         async with driver_connection.transaction(isolation="read_committed"):
             await driver_connection.execute(SETTINGS)
-            installed = _check_installed(await lock_installed(connection, schema), schema)
-            await _check_sessions(driver_connection, schema)
+            installed = _require_nonzero_version(await lock_and_read_installed_schema(connection, schema), schema)
+            await _check_no_other_sessions(driver_connection, schema)
             await driver_connection.execute(schema.render("lock table @schema.instances in access exclusive mode"))
-            content = await _read_content(driver_connection, schema, installed)
-            _check_unused(content, schema, with_live_instances=with_live_instances)
-            return await _drop_objects(driver_connection, schema, content.roles if with_roles else None)
+            content = await _read_content_in_transaction(driver_connection, schema, installed)
+            _check_no_workers_or_live_instances(content, schema, with_live_instances=with_live_instances)
+            return await _drop_objects_roles_and_schema(
+                driver_connection, schema, content.roles if with_roles else None
+            )
     except asyncpg.PostgresError as error:
-        if sqlstate(error) == LOCK_TIMED_OUT:
+        if sqlstate_of(error) == LOCK_TIMED_OUT:
             holders = describe_lock_holders(await find_lock_holders(driver_connection, schema))
             raise SchemaInUse(f"Cannot uninstall schema {schema.name!r}. {holders}") from error
         raise _to_library_error(error, schema) from error
 
 
-async def _connect(connection: PersistentConnection) -> asyncpg.Connection[Any]:
+async def _connect_or_raise_unavailable(connection: PersistentConnection) -> asyncpg.Connection[Any]:
     try:
         return await connection.connect()
     except ConnectionLost as error:
         raise DatabaseUnavailable(f"cannot uninstall, the database is not reachable: {error}") from error
 
 
-async def _require_installed(connection: PersistentConnection, schema: Schema) -> InstalledSchema:
-    installed = await read_installed(connection, schema)
-    check_can_migrate(installed, schema)
-    return _check_installed(installed, schema)
+async def _read_schema_to_uninstall(connection: PersistentConnection, schema: Schema) -> InstalledSchema:
+    installed = await read_installed_schema(connection, schema)
+    check_may_migrate(installed, schema)
+    return _require_nonzero_version(installed, schema)
 
 
-def _check_installed(installed: InstalledSchema, schema: Schema) -> InstalledSchema:
+def _require_nonzero_version(installed: InstalledSchema, schema: Schema) -> InstalledSchema:
     if installed.version == 0:
         raise SchemaMissing(f"Schema {schema.name!r} has no gen_durable: there is nothing to uninstall")
     return installed
 
 
-async def _read_content(
+async def _read_content_in_transaction(
     driver_connection: asyncpg.Connection[Any], schema: Schema, installed: InstalledSchema
 ) -> InstalledContent:
     (row,) = await driver_connection.fetch(schema.render(_CONTENT))
     return InstalledContent(installed.version, row["live"], row["ended"], row["roles"], tuple(row["workers"] or ()))
 
 
-def _check_unused(content: InstalledContent, schema: Schema, *, with_live_instances: bool) -> None:
+def _check_no_workers_or_live_instances(
+    content: InstalledContent, schema: Schema, *, with_live_instances: bool
+) -> None:
     if content.workers:
         raise SchemaInUse(
-            f"Workers execute instances of schema {schema.name!r}: {_shorten(content.workers)}. Nothing was changed. "
-            "Stop them; if they are dead, wait until their leases have expired"
+            f"Workers execute instances of schema {schema.name!r}: {_join_first_names(content.workers)}. Nothing was "
+            "changed. Stop them; if they are dead, wait until their leases have expired"
         )
     if content.live and not with_live_instances:
         raise SchemaInUse(
@@ -118,24 +122,26 @@ def _check_unused(content: InstalledContent, schema: Schema, *, with_live_instan
         )
 
 
-def _shorten(names: Sequence[str]) -> str:
+def _join_first_names(names: Sequence[str]) -> str:
     more = f" and {len(names) - SHOWN_OBJECTS} more" if len(names) > SHOWN_OBJECTS else ""
     return ", ".join(names[:SHOWN_OBJECTS]) + more
 
 
-async def _check_sessions(driver_connection: asyncpg.Connection[Any], schema: Schema) -> None:
+async def _check_no_other_sessions(driver_connection: asyncpg.Connection[Any], schema: Schema) -> None:
     """Raise `SchemaInUse` while other sessions of the library use this schema, as far as the server shows them."""
     found = await driver_connection.fetch(schema.render(_SESSIONS), schema.name, schema.channel)
     if found:
-        sessions = _shorten([f"{row['usename']} (pid {row['pid']})" for row in found])
+        sessions = _join_first_names([f"{row['usename']} (pid {row['pid']})" for row in found])
         raise SchemaInUse(
             f"Workers or clients are connected to schema {schema.name!r}: {sessions}. Nothing was changed. Stop them"
         )
 
 
-async def _drop_objects(driver_connection: asyncpg.Connection[Any], schema: Schema, prefix: str | None) -> Removal:
+async def _drop_objects_roles_and_schema(
+    driver_connection: asyncpg.Connection[Any], schema: Schema, prefix: str | None
+) -> UninstallResult:
     objects = own_objects(schema)
-    await driver_connection.execute(schema.render(_drop_script(objects)))
+    await driver_connection.execute(schema.render(_make_drop_script(objects)))
     # Overloads of earlier versions stay callable for a while, so functions are found by name, and by the settings
     # that all of ours have: a function of others may have the name of one of ours.
     signatures = await driver_connection.fetchval(_FUNCTIONS, schema.name, objects.functions)
@@ -150,7 +156,7 @@ async def _drop_objects(driver_connection: asyncpg.Connection[Any], schema: Sche
     is_dropped = not others and schema.name != "public"
     if is_dropped:
         await driver_connection.execute(schema.render("drop schema @schema"))
-    return Removal(dropped, tuple(others[: SHOWN_OBJECTS + 1]), is_dropped)
+    return UninstallResult(dropped, tuple(others[: SHOWN_OBJECTS + 1]), is_dropped)
 
 
 async def _drop_roles(driver_connection: asyncpg.Connection[Any], schema: Schema, roles: Sequence[str]) -> None:
@@ -158,8 +164,8 @@ async def _drop_roles(driver_connection: asyncpg.Connection[Any], schema: Schema
     elsewhere = [row[0] for row in await driver_connection.fetch(_USED_ELSEWHERE, list(roles), schema.name)]
     if elsewhere:
         raise SchemaConflict(
-            f"The roles of schema {schema.name!r} are used outside of it ({_shorten(elsewhere)}). Nothing was changed. "
-            "Uninstall without --roles, or revoke these rights first"
+            f"The roles of schema {schema.name!r} are used outside of it ({_join_first_names(elsewhere)}). Nothing was "
+            "changed. Uninstall without --roles, or revoke these rights first"
         )
     names = ", ".join(f'"{role}"' for role in roles)
     if not await driver_connection.fetchval("select rolsuper from pg_roles where rolname = current_user"):
@@ -169,7 +175,7 @@ async def _drop_roles(driver_connection: asyncpg.Connection[Any], schema: Schema
     await driver_connection.execute(f"drop role {names}")
 
 
-def _drop_script(objects: OwnObjects) -> str:
+def _make_drop_script(objects: OwnObjects) -> str:
     """Views before the tables that they read; one statement per kind, so that ours may depend on each other."""
     views = f"drop view if exists {_qualify_names(objects.views)}"
     return f"{views};\ndrop table {_qualify_names(objects.tables)}"
@@ -181,11 +187,11 @@ def _qualify_names(names: Sequence[str]) -> str:
 
 def _to_library_error(error: asyncpg.PostgresError, schema: Schema) -> Exception:
     """The library's error, for the reasons that a user can cure. These messages quote names and never values."""
-    match sqlstate(error):
+    match sqlstate_of(error):
         case code if code == _DEPENDENTS_EXIST:
             return SchemaConflict(
                 f"Other objects depend on those of schema {schema.name!r} "
-                f"({_shorten((error.detail or '').splitlines())}). Nothing was changed. Drop them first"
+                f"({_join_first_names((error.detail or '').splitlines())}). Nothing was changed. Drop them first"
             )
         case code if code == _NO_RIGHT:
             return DatabaseRefused(

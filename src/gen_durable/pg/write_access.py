@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gen_durable.errors import DatabaseRefused, DatabaseUnavailable
-from gen_durable.pg.faults import READ_ONLY_DATABASE
+from gen_durable.pg.error_classifier import READ_ONLY_DATABASE
 from gen_durable.store.schema import Schema
 from gen_durable.store.statements import Statement
 
@@ -17,7 +17,7 @@ class WriteAccess:
     is_read_only: bool
     may_claim: bool
 
-    def check(self, schema: Schema) -> None:
+    def check_worker_can_write(self, schema: Schema) -> None:
         """Raises `DatabaseUnavailable` or `DatabaseRefused` if a worker cannot work here."""
         if self.is_read_only:
             raise DatabaseUnavailable(f"a worker cannot start: {READ_ONLY_DATABASE}")

@@ -10,9 +10,9 @@ from typing import Final
 
 import msgspec
 
-from gen_durable.codec import decode_plain
 from gen_durable.context import Child
 from gen_durable.instances import Instance, Status
+from gen_durable.json_codec import decode_untyped_json
 from gen_durable.signals import Received
 from gen_durable.store.blocked_rows import BlockedRows
 from gen_durable.store.readable_times import is_out_of_range, readable_time, time_from_epoch
@@ -136,7 +136,7 @@ def decode_inbox(text: str) -> tuple[Received, ...]:
     """The signals of a step."""
     return tuple(
         Received(s["id"], s["name"], (s["payload"] or "null").encode(), time_from_epoch(s["at"]))
-        for s in decode_plain(text)
+        for s in decode_untyped_json(text)
     )
 
 
@@ -153,7 +153,7 @@ def decode_children(text: str) -> tuple[Child, ...]:
             raw_result=None if c["status"] != "done" else (c["result"] or "null").encode(),
             raw_state=c["state"].encode(),
         )
-        for c in decode_plain(text)
+        for c in decode_untyped_json(text)
     )
 
 
@@ -236,6 +236,6 @@ def decode_status(word: str) -> Status:
 def is_readable_json_object(json: bytes) -> bool:
     """Whether JSON is an object that Python can decode: not too deep, no numbers out of range."""
     try:
-        return isinstance(decode_plain(json), dict)
+        return isinstance(decode_untyped_json(json), dict)
     except Exception:
         return False

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from gen_durable.codec import encode
 from gen_durable.errors import TooLarge
+from gen_durable.json_codec import encode_json
 from gen_durable.limits import Concurrency, Limit, Policy
 from gen_durable.signals import SignalMessage
 from gen_durable.starts import Start
@@ -19,14 +19,14 @@ from gen_durable.validation import MAX_BATCH_BYTES
 
 def encode_limits(limits: Sequence[Limit]) -> str:
     """Limits as the JSON that `keys_of_limits.sql` reads."""
-    return encode([[limit.name, limit.partition, limit.weight] for limit in limits], "limits").decode()
+    return encode_json([[limit.name, limit.partition, limit.weight] for limit in limits], "limits").decode()
 
 
 def limit_policy_columns(policy: Policy) -> tuple[str, int | None, float | None, int | None]:
     """The columns of a policy in `limits`: kind, slots, period, burst."""
     if isinstance(policy, Concurrency):
         return "concurrency", policy.slots, None, None
-    return "rate", None, policy.period, policy.burst
+    return "rate", None, policy.seconds_per_token, policy.burst
 
 
 def encode_first_signals(messages: Sequence[SignalMessage]) -> str | None:

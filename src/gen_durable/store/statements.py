@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Generic, TypeVar
 
-from gen_durable.codec import encode
 from gen_durable.context import Child
 from gen_durable.instances import Instance
+from gen_durable.json_codec import encode_json
 from gen_durable.limits import Limit, LimitState, Policy
 from gen_durable.starts import Start
 from gen_durable.store.packed_lists import (
@@ -333,7 +333,7 @@ class StatementBuilder:
         `declared`: by `Worker(limits=)`. An unchanged declaration does not undo a change made since with `set_limit`.
         """
         columns = limit_policy_columns(policy)
-        args = (name, *columns, encode(list(columns), "a policy").decode() if declared else None)
+        args = (name, *columns, encode_json(list(columns), "a policy").decode() if declared else None)
         return Statement(self._set_limit, args, lambda rows: (rows[0][0], rows[0][1] or []))
 
     def remove_limit(self, name: str) -> Statement[tuple[bool, list[str]]]:

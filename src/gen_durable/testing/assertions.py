@@ -10,16 +10,16 @@ import re
 from typing import Any, Final, NoReturn, TypeAlias, TypeVar, final, overload
 
 from gen_durable.client import Durable
-from gen_durable.codec import decode_plain, encode
 from gen_durable.core.services import services_of
 from gen_durable.errors import InputError
 from gen_durable.handles import Handle
 from gen_durable.instances import Status
+from gen_durable.json_codec import decode_untyped_json, encode_json
 from gen_durable.signals import Signal
 from gen_durable.starts import Startable, to_step_spec
-from gen_durable.testing.drain_result import describe_waiting
+from gen_durable.testing.drain_result import describe_waiting_instances
 from gen_durable.testing.harness_statements import HarnessStatements
-from gen_durable.testing.instance_snapshot import Snapshot, shorten
+from gen_durable.testing.instance_snapshot import Snapshot, shorten_for_message
 from gen_durable.validation import check_key
 
 R = TypeVar("R")
@@ -62,7 +62,7 @@ class Assertions:
             not isinstance(result, Anything)
             and (wanted := _to_plain_json(result, "the expected result")) != found.result
         ):
-            self._raise_assertion_error(found, f"should be done with {shorten(repr(wanted))}")
+            self._raise_assertion_error(found, f"should be done with {shorten_for_message(repr(wanted))}")
         return target.codec.decode(found.raw_result or "null") if isinstance(target, Handle) else found.result
 
     async def assert_failed(self, target: Target, match: str | None = None) -> str:
@@ -110,22 +110,22 @@ class Assertions:
         __tracebackhide__ = True
         spec = to_step_spec(step, "assert_inserted")
         key = None if unique_key is None else check_key(unique_key, "unique_key")
-        rows = await services_of(self.app).pool.run(self._statements.snapshots(key=key, machine=spec.machine.name))
+        rows = await services_of(self.app).pool.run(self._statements.read_snapshots(key=key, machine=spec.machine.name))
         here = [r for r in rows if r.version == spec.machine.version and r.step in (spec.name, *spec.aliases)]
         wanted = ANYTHING if isinstance(state, Anything) else _to_plain_json(state, "the expected state")
         found = [r for r in here if isinstance(wanted, Anything) or r.state == wanted]
         if len(found) != count if count is not None else not found:
             filters = [f"at {spec.label}"]
-            filters += [] if isinstance(wanted, Anything) else [f"with state {shorten(repr(wanted))}"]
+            filters += [] if isinstance(wanted, Anything) else [f"with state {shorten_for_message(repr(wanted))}"]
             filters += [] if unique_key is None else [f"with unique key {unique_key!r}"]
             expected = "at least 1 instance" if count is None else f"{count} instances"
-            all_instances = await services_of(self.app).pool.run(self._statements.snapshots())
+            all_instances = await services_of(self.app).pool.run(self._statements.read_snapshots())
             raise AssertionError(
                 "\n".join(
                     [
                         f"there should be {expected} {' '.join(filters)}, but there are {len(found)}; all instances:",
-                        *describe_waiting(all_instances, frozenset()),
-                        *(f"  instance {row.id} has state {shorten(row.raw_state)}" for row in here[:10]),
+                        *describe_waiting_instances(all_instances, frozenset()),
+                        *(f"  instance {row.id} has state {shorten_for_message(row.raw_state)}" for row in here[:10]),
                     ]
                 )
             )
@@ -138,33 +138,33 @@ class Assertions:
         if isinstance(instance, bool) or not isinstance(instance, (int, str, bytes)):
             raise InputError(f"Name an instance by its handle, id or unique key; got {type(target).__name__}.")
         if isinstance(instance, int):
-            statement = self._statements.snapshots(instance=instance)
+            statement = self._statements.read_snapshots(instance=instance)
         else:
-            statement = self._statements.snapshots(key=check_key(instance, "unique_key"))
+            statement = self._statements.read_snapshots(key=check_key(instance, "unique_key"))
         found = await services_of(self.app).pool.run(statement)
         if not found:
-            all_instances = await services_of(self.app).pool.run(self._statements.snapshots())
+            all_instances = await services_of(self.app).pool.run(self._statements.read_snapshots())
             lines = [
                 f"there is no instance {instance!r}; all instances:",
-                *describe_waiting(all_instances, frozenset()),
+                *describe_waiting_instances(all_instances, frozenset()),
             ]
             raise AssertionError("\n".join(lines))
         return found[-1]
 
     def _raise_assertion_error(self, found: Snapshot, expectation: str, advice: str | None = None) -> NoReturn:
         __tracebackhide__ = True
-        tail = _hint_at_next_call(found) if advice is None else advice
+        tail = _hint_at_next_harness_call(found) if advice is None else advice
         message = f"instance {found.id} {expectation}, but it {found.doing}{tail}\n{found.details}"
         raise AssertionError(message) from self._errors.get(found.id)
 
 
 def _to_plain_json(value: object, what: str) -> object:
     """A value as plain JSON values: assertions compare the stored form, not the class's own equality."""
-    plain: object = decode_plain(encode(value, what))
+    plain: object = decode_untyped_json(encode_json(value, what))
     return plain
 
 
-def _hint_at_next_call(found: Snapshot) -> str:
+def _hint_at_next_harness_call(found: Snapshot) -> str:
     match found.status:
         case Status.RUNNABLE if found.due_in is not None and found.due_in.total_seconds() > 0:
             return " (advance() makes it due, drain() runs it)"

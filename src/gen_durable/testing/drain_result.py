@@ -109,7 +109,7 @@ class DrainResult:
         lines = [
             f"{self.executed} steps ran: {ran}" if ran else "no step ran",
             f"{self.done} done, {self.failed} failed, {self.retried} retried, {len(self.waiting)} still waiting",
-            *describe_waiting(self.waiting, self.unknown_step_ids),
+            *describe_waiting_instances(self.waiting, self.unknown_step_ids),
         ]
         return "\n".join(lines)
 
@@ -122,15 +122,15 @@ class Runaway(GenDurableError):
         self.tally = tally
 
 
-def describe_waiting(waiting: Iterable[Snapshot], unknown_step_ids: frozenset[int]) -> list[str]:
+def describe_waiting_instances(waiting: Iterable[Snapshot], unknown_step_ids: frozenset[int]) -> list[str]:
     """A line for each of the first ten waiting instances."""
     snapshots = list(waiting)
-    lines = [f"  {one}{missing_code_hint(one) if one.id in unknown_step_ids else ''}" for one in snapshots[:LISTED]]
+    lines = [f"  {one}{missing_machine_hint(one) if one.id in unknown_step_ids else ''}" for one in snapshots[:LISTED]]
     if len(snapshots) > LISTED:
         lines.append(f"  and {len(snapshots) - LISTED} more")
     return lines
 
 
-def missing_code_hint(one: Snapshot) -> str:
+def missing_machine_hint(one: Snapshot) -> str:
     """The end of a sentence about an instance whose machine the harness does not have."""
     return f"; the harness has no {one.machine} version {one.version} with a step {one.step!r}"

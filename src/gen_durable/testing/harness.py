@@ -19,13 +19,19 @@ from gen_durable.errors import ConfigError, InputError
 from gen_durable.instances import Status
 from gen_durable.jobs import Job
 from gen_durable.machines import Machine
-from gen_durable.registry import Registry
+from gen_durable.step_registry import Registry
 from gen_durable.store.types import Claim
 from gen_durable.testing.assertions import Assertions, Target
-from gen_durable.testing.drain_result import DrainResult, Execution, Runaway, describe_waiting, missing_code_hint
+from gen_durable.testing.drain_result import (
+    DrainResult,
+    Execution,
+    Runaway,
+    describe_waiting_instances,
+    missing_machine_hint,
+)
 from gen_durable.testing.instance_snapshot import Snapshot
-from gen_durable.testing.schema import check_throw_away_schema
 from gen_durable.testing.stepper import Stepper
+from gen_durable.testing.throw_away_schemas import check_throw_away_schema
 from gen_durable.validation import check_delay
 
 DEFAULT_LIMIT = 1000
@@ -50,7 +56,7 @@ class Harness(Assertions):
             stepper = Stepper(self.app, self._registry, self._statements, self._errors)
             await stepper.open()
         except BaseException:
-            await self._close_app()
+            await self._close_app_if_opened()
             raise
         self._stepper = stepper
         return self
@@ -61,7 +67,7 @@ class Harness(Assertions):
         stepper, self._stepper = self._stepper, None
         if stepper is not None:
             await stepper.close()
-        await self._close_app()
+        await self._close_app_if_opened()
 
     async def drain(self, *, limit: int = DEFAULT_LIMIT) -> DrainResult:
         """Run steps until none is due, including steps that become due meanwhile. Returns what ran and what waits.
@@ -79,14 +85,14 @@ class Harness(Assertions):
         idle = 0
         while idle < 2:  # a round without a claim may have unblocked a row that waited for its partition key
             idle += 1
-            for queue in await stepper.due_queues():
+            for queue in await stepper.read_due_queues():
                 claim = await stepper.claim_next(queue)
                 if claim is None:
                     continue
                 if len(ran) == limit:
                     await stepper.release(claim)
                     raise self._make_runaway_error(await self._make_drain_result(ran), claim)
-                ran.append(await stepper.execute(claim))
+                ran.append(await stepper.execute_and_commit(claim))
                 idle = 0
         return await self._make_drain_result(ran)
 
@@ -96,14 +102,14 @@ class Harness(Assertions):
         Raises `AssertionError` if it cannot run now.
         """
         __tracebackhide__ = True
-        return await self._require_stepper.execute(await self._claim_target_or_next(target))
+        return await self._require_stepper.execute_and_commit(await self._claim_target_or_next(target))
 
     async def try_one(self, *, crash: Literal["start", "end"] | None = None) -> Execution | None:
         """Run the step that a drain would run next, or crash in it. Returns None if no step can run now."""
         stepper = self._require_stepper
-        claim = await self._claim_next()
+        claim = await self._claim_next_due()
         if claim is None or crash is None:
-            return None if claim is None else await stepper.execute(claim)
+            return None if claim is None else await stepper.execute_and_commit(claim)
         return await stepper.simulate_crash(claim, run=crash == "end")
 
     async def crash(self, target: Target | None = None, *, at: Literal["start", "end"] = "end") -> Execution:
@@ -129,7 +135,7 @@ class Harness(Assertions):
     async def reset(self, *, machines: Iterable[Machine] = (), jobs: Iterable[Job[Any, Any]] = ()) -> None:
         """Delete every instance in the schema, and continue with these machines and jobs; the next id is 1 again."""
         registry = Registry(machines, jobs)
-        await self._require_stepper.reset(registry)
+        await self._require_stepper.delete_instances_and_use_registry(registry)
         self._registry = registry
 
     async def fire_timeouts(self, target: Target | None = None) -> int:
@@ -149,7 +155,7 @@ class Harness(Assertions):
 
     async def waiting(self) -> tuple[Snapshot, ...]:
         """The instances that have not ended, by id."""
-        rows = await services_of(self.app).pool.run(self._statements.snapshots(live=True))
+        rows = await services_of(self.app).pool.run(self._statements.read_snapshots(live=True))
         return tuple(rows)
 
     @property
@@ -158,17 +164,17 @@ class Harness(Assertions):
             raise ConfigError("this harness is not open: use `async with Harness(...) as harness:`")
         return self._stepper
 
-    async def _close_app(self) -> None:
+    async def _close_app_if_opened(self) -> None:
         if self._opened:
             self._opened = False
             await self.app.close()
 
-    async def _claim_next(self) -> Claim | None:
+    async def _claim_next_due(self) -> Claim | None:
         """Claim the row that a drain would run next."""
         stepper = self._require_stepper
         await stepper.reap()
         for _ in range(2):  # as in drain
-            for queue in await stepper.due_queues():
+            for queue in await stepper.read_due_queues():
                 if (claim := await stepper.claim_next(queue)) is not None:
                     return claim
         return None
@@ -176,11 +182,11 @@ class Harness(Assertions):
     async def _claim_target_or_next(self, target: Target | None) -> Claim:
         __tracebackhide__ = True
         if target is None:
-            if (claim := await self._claim_next()) is not None:
+            if (claim := await self._claim_next_due()) is not None:
                 return claim
             tally = await self._make_drain_result(())
             raise AssertionError(
-                "\n".join(["no step can run now", *describe_waiting(tally.waiting, tally.unknown_step_ids)])
+                "\n".join(["no step can run now", *describe_waiting_instances(tally.waiting, tally.unknown_step_ids)])
             )
         stepper = self._require_stepper
         await stepper.reap()
@@ -196,15 +202,15 @@ class Harness(Assertions):
             return ", but another instance with its partition key goes first"
         if found.due_in is None or found.due_in > timedelta(0):
             return ""
-        if self._registry.find(found.machine, found.version, found.step) is None:
-            return missing_code_hint(found)
+        if self._registry.find_step(found.machine, found.version, found.step) is None:
+            return missing_machine_hint(found)
         if found.partition_key is not None:
             return ", but another instance with its partition key goes first"
         return ", but its row is locked by another transaction"
 
     async def _make_drain_result(self, ran: Iterable[Execution]) -> DrainResult:
         waiting = await self.waiting()
-        unknown_step_ids = (w.id for w in waiting if self._registry.find(w.machine, w.version, w.step) is None)
+        unknown_step_ids = (w.id for w in waiting if self._registry.find_step(w.machine, w.version, w.step) is None)
         return DrainResult(tuple(ran), waiting, frozenset(unknown_step_ids))
 
     def _make_runaway_error(self, tally: DrainResult, claim: Claim) -> Runaway:

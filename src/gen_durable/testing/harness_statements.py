@@ -35,14 +35,14 @@ class HarnessStatements:
         self.delete_all_instances = _read_sql(schema, "delete_all_instances")
         self.lock_others = _read_sql(schema, "lock_others")
 
-    def snapshots(
+    def read_snapshots(
         self, *, instance: int | None = None, key: bytes | None = None, machine: str | None = None, live: bool = False
     ) -> Statement[list[Snapshot]]:
         return Statement(
             self._snapshots, (instance, key, machine, live), lambda rows: [decode_snapshot(row) for row in rows]
         )
 
-    def due_queues(self) -> Statement[list[str]]:
+    def read_due_queues(self) -> Statement[list[str]]:
         return Statement(self._due_queues, (), lambda rows: [row[0] for row in rows])
 
     def list_time_shift_statements(self) -> Statement[list[str]]:

@@ -94,14 +94,16 @@ def explore(
             "explore() needs invariants=: functions of the machine and the instance that assert something."
         )
     spans = [timedelta(seconds=check_delay(jump, "a jump of explore")) for jump in jumps]
-    script, decorate = _strategy_and_decorator(signals, spans, moves, examples, seed, crashes=crashes, cancels=cancels)
+    script, decorate = _make_move_strategy_and_example_runner(
+        signals, spans, moves, examples, seed, crashes=crashes, cancels=cancels
+    )
     all_jobs = tuple(jobs)
     with asyncio.Runner() as runner:
         harness = runner.run(harnesses().__aenter__())
 
         def history(state: Any, script: Sequence[_Move]) -> None:
             __tracebackhide__ = True
-            record = _PlayedHistory(machine(), invariants, raises)
+            record = _HistoryRecord(machine(), invariants, raises)
             record.add_line(f"an instance starts with {state!r}")
             one = Start(start.step, state, **start.options)
             runner.run(_play_history(harness, one, script, record, all_jobs))
@@ -124,7 +126,7 @@ class _Move:
 
 
 @dataclass(slots=True)
-class _PlayedHistory(Generic[M]):
+class _HistoryRecord(Generic[M]):
     """The history so far, in words, and the invariants."""
 
     machine: M
@@ -135,7 +137,7 @@ class _PlayedHistory(Generic[M]):
     def add_line(self, line: str) -> None:
         self.lines.append(line)
 
-    def add_execution(self, ran: Execution, *, crash: bool = False) -> None:
+    def add_execution_or_raise(self, ran: Execution, *, crash: bool = False) -> None:
         """Record that a step has run to its last line."""
         __tracebackhide__ = True
         attempt = f" (attempt {ran.attempt})" if ran.attempt else ""
@@ -165,7 +167,7 @@ async def _play_history(
     harness: Harness,
     start: Start[Any],
     script: Sequence[_Move],
-    record: _PlayedHistory[Any],
+    record: _HistoryRecord[Any],
     jobs: Sequence[Job[Any, Any]],
 ) -> None:
     __tracebackhide__ = True
@@ -178,25 +180,25 @@ async def _play_history(
     for _ in range(MAX_STEPS):
         if (ran := await harness.try_one()) is None:
             return
-        record.add_execution(ran)
+        record.add_execution_or_raise(ran)
         record.check_invariants(await harness.snapshot(handle))
     raise AssertionError(
         "\n".join([f"more than {MAX_STEPS} steps ran, and there are more to run", *record.lines[-20:]])
     )
 
 
-async def _play_move(harness: Harness, handle: Handle[Any], move: _Move, record: _PlayedHistory[Any]) -> bool:
+async def _play_move(harness: Harness, handle: Handle[Any], move: _Move, record: _HistoryRecord[Any]) -> bool:
     """Play one move. Returns False if it cannot happen now."""
     match move.kind:
         case "run":
             if (ran := await harness.try_one()) is None:
                 return False
-            record.add_execution(ran)
+            record.add_execution_or_raise(ran)
         case "crash":
             if (ran := await harness.try_one(crash=move.at)) is None:
                 return False
             if move.at == "end":
-                record.add_execution(ran, crash=True)
+                record.add_execution_or_raise(ran, crash=True)
             else:
                 record.add_line(f"instance {ran.id} should run {ran.label}: its worker dies before that")
         case "signal":
@@ -217,7 +219,7 @@ async def _play_move(harness: Harness, handle: Handle[Any], move: _Move, record:
     return True
 
 
-def _move_strategies(
+def _make_move_strategies(
     signals: Sequence[Sends], jumps: Sequence[timedelta], *, crashes: bool, cancels: bool
 ) -> list[SearchStrategy[_Move]]:
     """A strategy for each kind of move; the first one runs a step."""
@@ -236,7 +238,7 @@ def _move_strategies(
     return kinds
 
 
-def _strategy_and_decorator(
+def _make_move_strategy_and_example_runner(
     signals: Sequence[Sends],
     jumps: Sequence[timedelta],
     moves: int,
@@ -258,7 +260,7 @@ def _strategy_and_decorator(
         pass
     else:
         raise ConfigError("explore() runs its own event loop. Call it from a plain `def` test.")
-    kinds = _move_strategies(signals, jumps, crashes=crashes, cancels=cancels)
+    kinds = _make_move_strategies(signals, jumps, crashes=crashes, cancels=cancels)
     health = hypothesis.HealthCheck
     configured = hypothesis.settings(
         max_examples=examples,

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, assert_never
 
-from gen_durable.codec import decode_plain
 from gen_durable.instances import Status
+from gen_durable.json_codec import decode_untyped_json
 from gen_durable.store.row_decoder import decode_status
 
 SHOWN = 500
@@ -48,28 +48,28 @@ class Snapshot:
     @property
     def state(self) -> Any:
         """The state as plain JSON values."""
-        return decode_plain(self.raw_state)
+        return decode_untyped_json(self.raw_state)
 
     @property
     def result(self) -> Any:
         """The result as plain JSON values, or None if the instance is not done."""
-        return None if self.raw_result is None else decode_plain(self.raw_result)
+        return None if self.raw_result is None else decode_untyped_json(self.raw_result)
 
     @property
     def doing(self) -> str:
         """The current activity, as the end of a sentence that begins with the instance."""
         match self.status:
             case Status.RUNNABLE:
-                return f"is due {_format_due(self.due_in)}"
+                return f"is due {_describe_due_time(self.due_in)}"
             case Status.EXECUTING:
                 return f"is executing, claimed by {self.locked_by}"
             case Status.AWAITING_SIGNAL:
                 names = " or ".join(repr(name) for name in self.awaits)
-                return f"waits for signal {names}, {_format_deadline(self.due_in)}"
+                return f"waits for signal {names}, {_describe_await_deadline(self.due_in)}"
             case Status.AWAITING_CHILDREN:
-                return f"waits for {self.children_pending} children, {_format_deadline(self.due_in)}"
+                return f"waits for {self.children_pending} children, {_describe_await_deadline(self.due_in)}"
             case Status.DONE:
-                return f"is done with {shorten(self.raw_result or 'null')}"
+                return f"is done with {shorten_for_message(self.raw_result or 'null')}"
             case Status.FAILED:
                 return f"has failed: {self.last_error}"
             case Status.CANCELLED:
@@ -83,7 +83,7 @@ class Snapshot:
         """The rest of the row, one fact per line."""
         facts = [
             f"step {self.label}, version {self.version}, attempt {self.attempt}, queue {self.queue!r}",
-            f"state {shorten(self.raw_state)}",
+            f"state {shorten_for_message(self.raw_state)}",
         ]
         if self.unique_key is not None:
             facts.append(f"unique key {self.unique_key.decode(errors='replace')!r}")
@@ -130,18 +130,18 @@ def decode_snapshot(row: Sequence[Any]) -> Snapshot:
     )
 
 
-def shorten(text: str) -> str:
+def shorten_for_message(text: str) -> str:
     """A text for a message, cut after 500 characters."""
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}... ({len(text):,} characters)"
 
 
-def _format_due(due_in: timedelta | None) -> str:
+def _describe_due_time(due_in: timedelta | None) -> str:
     if due_in is None or due_in <= timedelta(0):
         return "now"
     return f"in {_format_duration(due_in)}"
 
 
-def _format_deadline(due_in: timedelta | None) -> str:
+def _describe_await_deadline(due_in: timedelta | None) -> str:
     if due_in is None:
         return "without a deadline"
     if due_in <= timedelta(0):

@@ -12,8 +12,8 @@ from typing import Any, Final, final
 
 import msgspec
 
-from gen_durable.codec import encode
 from gen_durable.engine.step_journal import Action, Actions, CallActivity, StepJournal, StoredJournal
+from gen_durable.json_codec import encode_json
 from gen_durable.store.journal import CHECKPOINT_FORMAT, Fence, JournalStatementBuilder
 from gen_durable.store.schema import Schema
 
@@ -33,9 +33,11 @@ class MemoryJournal:
 
     def __init__(self, checkpoint: object, finished: Mapping[str, object]) -> None:
         stored = StoredJournal(
-            None if checkpoint is NO_CHECKPOINT else (CHECKPOINT_FORMAT, 1, _encode_raw(checkpoint, "a checkpoint")),
+            None
+            if checkpoint is NO_CHECKPOINT
+            else (CHECKPOINT_FORMAT, 1, _encode_as_raw_json(checkpoint, "a checkpoint")),
             [
-                (n, name, True, encode(result, name).decode())
+                (n, name, True, encode_json(result, name).decode())
                 for n, (name, result) in enumerate(finished.items(), start=1)
             ],
         )
@@ -75,5 +77,5 @@ def _run_journal_action(action: Action) -> Any:
     return action.fn(*action.args) if isinstance(action, CallActivity) else True
 
 
-def _encode_raw(value: object, what: str) -> msgspec.Raw:
-    return msgspec.Raw(encode(value, what))
+def _encode_as_raw_json(value: object, what: str) -> msgspec.Raw:
+    return msgspec.Raw(encode_json(value, what))

@@ -51,11 +51,11 @@ def gen_durable_dsn(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture
 def gen_durable_schema(gen_durable_dsn: str) -> Iterator[str]:
     """The name of a fresh, migrated schema, dropped after the test: `Durable(gen_durable_dsn, schema=...)`."""
-    from gen_durable.testing.schema import drop_schema, make_schema
+    from gen_durable.testing.throw_away_schemas import create_throw_away_schema, drop_throw_away_schema
 
-    name = _run_in_thread(lambda: make_schema(gen_durable_dsn))
+    name = _run_in_thread(lambda: create_throw_away_schema(gen_durable_dsn))
     yield name
-    _run_in_thread(lambda: drop_schema(gen_durable_dsn, name))
+    _run_in_thread(lambda: drop_throw_away_schema(gen_durable_dsn, name))
 
 
 @pytest.fixture

@@ -17,12 +17,10 @@ from datetime import timedelta
 from typing import Any, Final, TypeVar
 
 from gen_durable.client import Durable
-from gen_durable.config import WorkerOptions
 from gen_durable.context import Context
 from gen_durable.core.claim_and_outcome_encryption import ClaimAndOutcomeEncryption
 from gen_durable.core.notifier import Notifier
 from gen_durable.core.services import Services, services_of
-from gen_durable.decoder_fingerprints import DecoderFingerprints
 from gen_durable.durations import Duration
 from gen_durable.engine.active_claim import ActiveClaim
 from gen_durable.engine.children_reader import ChildrenReader
@@ -41,14 +39,16 @@ from gen_durable.engine.task_set import TaskSet
 from gen_durable.engine.thread_pool import ThreadPool
 from gen_durable.engine.transactional_executor import TransactionalExecutor
 from gen_durable.errors import LeaseLost, NoFreeThread, OutcomeRejected, UnreadableSignal
-from gen_durable.pg.connection import PersistentConnection
-from gen_durable.registry import Registry, StepEntry
+from gen_durable.pg.persistent_connection import PersistentConnection
 from gen_durable.retry_policy import RetryPolicy
+from gen_durable.signal_decoder_fingerprints import SignalDecoderFingerprints
+from gen_durable.step_registry import Registry, RunnableStep
 from gen_durable.step_services import StepTransaction
 from gen_durable.store.types import Claim, FollowUps
 from gen_durable.telemetry import Event, Events, OutcomePostponed, SignalRejected, StateUndecodable, StepCommitted
 from gen_durable.testing.drain_result import LOST, PUT_BACK, SIGNAL_REJECTED, UNDECODABLE, Execution
 from gen_durable.testing.harness_statements import HarnessStatements
+from gen_durable.worker_options import WorkerOptions
 
 T = TypeVar("T")
 WORKER: Final = "gen_durable.testing"
@@ -125,9 +125,9 @@ class Stepper:
         self._transactional = TransactionalExecutor(
             self._executor, services.connection_target, services.statements, 1, notifier=self._notifier, worker=WORKER
         )
-        self._build_parts(registry)
+        self._build_claim_table_and_runner(registry)
 
-    def _build_parts(self, registry: Registry) -> None:
+    def _build_claim_table_and_runner(self, registry: Registry) -> None:
         """Build the parts that know the machines and jobs."""
         services = self._services
         self._registry = registry
@@ -141,7 +141,7 @@ class Stepper:
             notifier=self._notifier,
             events=self._events,
             max_crashes=None,
-            fingerprints=DecoderFingerprints(registry, services.codec_identity),
+            fingerprints=SignalDecoderFingerprints(registry, services.codec_identity),
         )
         slots.runner = self._runner = ClaimRunner(
             self._executor,
@@ -169,9 +169,9 @@ class Stepper:
         closing = [each.close() for each in connections]
         await asyncio.gather(*closing, return_exceptions=True)
 
-    async def due_queues(self) -> list[str]:
+    async def read_due_queues(self) -> list[str]:
         """The queues that have due rows, by name."""
-        return await self._connection.run(self._statements.due_queues())
+        return await self._connection.run(self._statements.read_due_queues())
 
     async def claim_next(self, queue: str) -> Claim | None:
         """Claim the next due row of a queue."""
@@ -190,7 +190,7 @@ class Stepper:
         finally:
             await transaction.rollback()
 
-    async def execute(self, claim: Claim) -> Execution:
+    async def execute_and_commit(self, claim: Claim) -> Execution:
         """Execute the step of a claim and commit its outcome."""
         self._errors.pop(claim.id, None)
         self._outcomes.pop(claim.id, None)
@@ -208,7 +208,7 @@ class Stepper:
         if active.entry.spec.transactional:
             self._notifier.has_children_to_cancel = True  # the step may have cancelled instances in its transaction
         await self._cancel_children()
-        return self._make_execution(claim, self._outcomes.pop(claim.id, LOST))
+        return self._make_execution_record(claim, self._outcomes.pop(claim.id, LOST))
 
     def _record_outcome(self, event: Event) -> None:
         match event:
@@ -241,19 +241,21 @@ class Stepper:
         """Act like a worker that dies with a claim: with `run`, after the last line of the step, else before it."""
         if run:
             self._errors.pop(claim.id, None)
-            entry = self._find_entry(claim)
+            entry = self._get_step_of_claim(claim)
             try:
                 if entry.spec.transactional:
-                    await self._run_in_task(claim, self._transactional.execute_and_roll_back(claim, entry))
+                    await self._run_in_task_or_release(claim, self._transactional.execute_and_roll_back(claim, entry))
                 else:
-                    await self._run_in_task(claim, self._executor.execute_step(claim, entry, may_continue=False))
+                    await self._run_in_task_or_release(
+                        claim, self._executor.execute_step(claim, entry, may_continue=False)
+                    )
             except TransactionalStepRaised as raised:
                 self._errors[claim.id] = raised.error
             except (UndecodableState, LeaseLost, NoFreeThread, UnreadableSignal):
                 pass  # recorded by the executor
         await self._connection.run(self._statements.expire_lease(claim.id, claim.epoch))
         await self.reap()
-        return self._make_execution(claim, LOST)
+        return self._make_execution_record(claim, LOST)
 
     async def reap(self) -> None:
         """Take back claims whose leases have ended, and finish cancels that callers began in their transactions."""
@@ -276,16 +278,16 @@ class Stepper:
             for statement in statements:
                 await driver_connection.execute(statement, by)
 
-    async def reset(self, registry: Registry) -> None:
+    async def delete_instances_and_use_registry(self, registry: Registry) -> None:
         """Delete every instance, and run other machines and jobs from now on."""
         await self._connection.run_script(self._statements.delete_all_instances)
-        self._build_parts(registry)
+        self._build_claim_table_and_runner(registry)
         self._errors.clear()
 
-    def _find_entry(self, claim: Claim) -> StepEntry:
-        return self._registry.get(claim.machine, claim.version, claim.step)
+    def _get_step_of_claim(self, claim: Claim) -> RunnableStep:
+        return self._registry.get_known_step(claim.machine, claim.version, claim.step)
 
-    async def _run_in_task(self, claim: Claim, coroutine: Coroutine[Any, Any, T]) -> T:
+    async def _run_in_task_or_release(self, claim: Claim, coroutine: Coroutine[Any, Any, T]) -> T:
         task = asyncio.get_running_loop().create_task(coroutine)
         try:
             return await asyncio.shield(task)
@@ -305,9 +307,9 @@ class Stepper:
             task.exception()
         await self._claims.release([active])
 
-    def _make_execution(self, claim: Claim, outcome: str) -> Execution:
+    def _make_execution_record(self, claim: Claim, outcome: str) -> Execution:
         error = self._errors.get(claim.id)
-        step = self._find_entry(claim).spec.name
+        step = self._get_step_of_claim(claim).spec.name
         return Execution(claim.id, claim.machine, claim.version, step, claim.attempt, outcome, error)
 
 
@@ -337,7 +339,7 @@ class HarnessExecutor(Executor):
     async def execute_step(
         self,
         claim: Claim,
-        entry: StepEntry,
+        entry: RunnableStep,
         *,
         may_continue: bool,
         previous: EncodedOutcome | None = None,
@@ -353,7 +355,7 @@ class HarnessExecutor(Executor):
             raise
 
     async def answer_step_error(
-        self, claim: Claim, entry: StepEntry, ctx: Context, error: Exception, *, may_continue: bool
+        self, claim: Claim, entry: RunnableStep, ctx: Context, error: Exception, *, may_continue: bool
     ) -> EncodedOutcome:
         self.errors[claim.id] = error
         return await super().answer_step_error(claim, entry, ctx, error, may_continue=may_continue)

@@ -44,10 +44,10 @@ def aside(dsn: str) -> str:
 
 def install() -> None:
     from gen_durable import client
-    from gen_durable.pg import connect as connecting
-    from gen_durable.pg import connection
+    from gen_durable.pg import multi_host_connector as connecting
+    from gen_durable.pg import persistent_connection
 
-    connected = connecting.connect
+    connected = connecting.connect_to_first_usable_host
     made = client.Durable.__init__
 
     async def connect(target: connecting.ConnectionTarget, *last: Any) -> connecting.HostConnection:
@@ -61,7 +61,7 @@ def install() -> None:
             options["listen_dsn"] = aside(options["listen_dsn"])
         made(self, dsn, **options)
 
-    connection.connect = connect
+    persistent_connection.connect_to_first_usable_host = connect
     client.Durable.__init__ = make
 
 

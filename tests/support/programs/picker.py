@@ -4,7 +4,7 @@ import asyncio
 import os
 from pathlib import Path
 
-from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
+from gen_durable.pg.persistent_connection import ConnectionTarget, PersistentConnection
 from gen_durable.store.schema import Schema
 from gen_durable.store.statements import StatementBuilder
 

@@ -15,8 +15,8 @@ from typing import Any, Final
 
 import asyncpg
 
-from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
 from gen_durable.pg.migrate import migrate
+from gen_durable.pg.persistent_connection import ConnectionTarget, PersistentConnection
 from gen_durable.store.schema import Schema
 from gen_durable.store.statements import StatementBuilder
 

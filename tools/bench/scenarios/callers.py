@@ -14,7 +14,7 @@ from typing import Any
 from gen_durable import Durable
 from gen_durable.core.services import services_of
 from gen_durable.operations.caller_transaction_calls import Notify
-from gen_durable.pg.connect import connect
+from gen_durable.pg.multi_host_connector import connect_to_first_usable_host
 from tools.bench.process_main import Parent
 from tools.bench.processes import Run, run_until, start_role
 from tools.bench.result import Result, compare_latencies
@@ -30,7 +30,7 @@ CALLERS = 64
 async def call(parent: Parent, app: Durable, *, count: int, notify: Notify) -> dict[str, Any]:
     """A role: the callers. Returns when each instance was committed."""
     target = services_of(app).connection_target
-    connections = [(await connect(target)).driver_connection for _ in range(CALLERS)]
+    connections = [(await connect_to_first_usable_host(target)).driver_connection for _ in range(CALLERS)]
     committed: dict[int, float] = {}
 
     async def commit_some(connection: Any, some: int) -> None:

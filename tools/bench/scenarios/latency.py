@@ -15,7 +15,7 @@ from typing import Any
 
 from gen_durable import Durable, Finished, Handle, Start, Status
 from gen_durable.core.services import services_of
-from gen_durable.pg.connect import connect
+from gen_durable.pg.multi_host_connector import connect_to_first_usable_host
 from gen_durable.store.types import Commit, OutgoingSignal
 from tools.bench.ceiling import RunStatement, finish, open_runner, pick
 from tools.bench.process_main import Parent
@@ -97,7 +97,7 @@ async def other_bare(parent: Parent, app: Durable, *, samples: int) -> dict[str,
     """Insert and NOTIFY on one connection, LISTEN on another, then pick and flush there; at the end one read."""
     await parent.wait_for_start()
     client, runner = await open_runner(app), await open_runner(app)
-    listening = (await connect(services_of(app).connection_target)).driver_connection
+    listening = (await connect_to_first_usable_host(services_of(app).connection_target)).driver_connection
     message = asyncio.Event()
     await listening.add_listener(services_of(app).statements.schema.channel, lambda *_: message.set())
     committed: list[float] = []

@@ -20,7 +20,7 @@ from rich.table import Table
 from gen_durable import Durable, Status
 from gen_durable.core.services import services_of
 from gen_durable.invariant_checker import diagnose
-from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
+from gen_durable.pg.persistent_connection import ConnectionTarget, PersistentConnection
 from gen_durable.store.schema import Schema
 from tools.bench.report import environment
 from tools.bench.server import Server, serve

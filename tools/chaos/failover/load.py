@@ -34,7 +34,7 @@ from gen_durable import (
 )
 from gen_durable.errors import DatabaseUnavailable, NoTarget, NotFound
 from gen_durable.invariant_checker import diagnose
-from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
+from gen_durable.pg.persistent_connection import ConnectionTarget, PersistentConnection
 from gen_durable.store.schema import Schema
 from gen_durable.telemetry import Event, StepCommitted
 

@@ -24,7 +24,7 @@ from tools.mutants.python.run import Tree
 from tools.mutants.run import Verdict
 
 FOLDERS: Final = ("engine", "operations", "core", "pg", "embedded")
-MODULES: Final = ("codec.py", "encryption.py")
+MODULES: Final = ("json_codec.py", "encryption.py")
 WANTED: Final = 0.95
 
 

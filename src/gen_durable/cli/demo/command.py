@@ -15,14 +15,14 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
-from gen_durable.cli.console import new_live_console, report_errors
-from gen_durable.cli.database import ConnectedDatabase, open_database
-from gen_durable.cli.demo.processes import WorkerProcesses
+from gen_durable.cli.console import exit_on_library_errors, new_terminal_console
+from gen_durable.cli.database_opener import ConnectedDatabase, open_database
+from gen_durable.cli.demo.demo_script import DemoFailed, DemoScript
 from gen_durable.cli.demo.run_verifier import DemoReport, verify_run
-from gen_durable.cli.demo.schema import recreate_schema
-from gen_durable.cli.demo.script import DemoFailed, Script
+from gen_durable.cli.demo.schema import create_schema_anew_or_set_old_aside
 from gen_durable.cli.demo.view_protocol import DemoView
 from gen_durable.cli.demo.views import LineView, LiveView, print_report
+from gen_durable.cli.demo.worker_processes import WorkerProcesses
 from gen_durable.cli.demo.worker_program import SCHEMA
 from gen_durable.store.schema import Schema
 from gen_durable.store.statements import Statement
@@ -32,7 +32,7 @@ _SECONDS_AT_PACE_1 = 9.0
 """How long the script takes at pace 1; other lengths stretch it."""
 
 
-@report_errors
+@exit_on_library_errors
 def demo(
     *,
     dsn: Annotated[
@@ -53,7 +53,7 @@ def demo(
     another database only if you pass --dsn. At the end it checks that no outcome
     was lost or committed twice; exit code 1 if one was.
     """
-    console = new_live_console()
+    console = new_terminal_console()
     is_live = console.is_terminal and not plain and not os.environ.get("CI")
     report = asyncio.run(_run_demo(dsn, console, seconds, is_live=is_live))
     if not report.has_passed:
@@ -63,17 +63,17 @@ def demo(
 async def _run_demo(dsn: str | None, console: Console, seconds: float, *, is_live: bool) -> DemoReport:
     console.print("Starting Postgres ..." if dsn is None else "Connecting ...", style="dim")
     async with open_database(dsn) as database:
-        await _lock_database(database)
-        event_log, log = _create_log_paths(database)
+        await _lock_database_for_demo(database)
+        event_log, log = _make_empty_log_paths(database)
         pace = seconds / _SECONDS_AT_PACE_1
         console.print(f"{database.location}, schema {SCHEMA}")
-        if (renamed := await recreate_schema(database.connection, Schema(SCHEMA))) is not None:
+        if (renamed := await create_schema_anew_or_set_old_aside(database.connection, Schema(SCHEMA))) is not None:
             console.print(
                 f"Schema {SCHEMA} held data in the layout of an older version: it is now called {renamed}.",
                 soft_wrap=True,
             )
         with _open_view(console, is_live=is_live) as view:
-            script = Script(database, WorkerProcesses(database.dsn, event_log, log, pace), event_log, view, pace)
+            script = DemoScript(database, WorkerProcesses(database.dsn, event_log, log, pace), event_log, view, pace)
             try:
                 seen = await script.run()
             except DemoFailed as error:
@@ -93,7 +93,7 @@ def _open_view(console: Console, *, is_live: bool) -> Generator[DemoView]:
         yield LiveView(live)
 
 
-async def _lock_database(database: ConnectedDatabase) -> None:
+async def _lock_database_for_demo(database: ConnectedDatabase) -> None:
     """Take a lock for this connection: two demos in one database would drop each other's schema."""
     statement = Statement(
         "select pg_try_advisory_lock(hashtextextended($1, 0))", (SCHEMA,), lambda rows: bool(rows[0][0])
@@ -102,7 +102,7 @@ async def _lock_database(database: ConnectedDatabase) -> None:
         raise DemoFailed("Another demo is running in this database. Wait until it has ended.")
 
 
-def _create_log_paths(database: ConnectedDatabase) -> tuple[Path, Path]:
+def _make_empty_log_paths(database: ConnectedDatabase) -> tuple[Path, Path]:
     """The event log and the workers' log, both empty."""
     directory = database.directory or Path(tempfile.mkdtemp(prefix="gen_durable_demo_"))
     event_log, log = directory / "demo.events", directory / "demo.log"

@@ -38,7 +38,7 @@ class LogEntry(msgspec.Struct, frozen=True, omit_defaults=True):
     ids: tuple[int, ...] = ()
 
 
-async def simulate_side_effect(ctx: Context, subject: str, *, seconds: float) -> None:
+async def record_side_effect_and_sleep(ctx: Context, subject: str, *, seconds: float) -> None:
     """Stand for an effect that no rollback undoes: record it, then take some time."""
     append_entry(make_start_entry(ctx, subject))
     await asyncio.sleep(seconds * float(os.environ[PACE]))
@@ -68,7 +68,7 @@ class EventLogReader:
         self._path = path
         self._offset = 0
 
-    def read_new(self) -> Iterator[LogEntry]:
+    def read_new_entries(self) -> Iterator[LogEntry]:
         """The entries since the last call."""
         with self._path.open("rb") as file:
             file.seek(self._offset)

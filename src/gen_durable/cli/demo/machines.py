@@ -3,8 +3,8 @@
 An order waits for its payment without occupying a worker. Once paid, it is charged, its items are packed in parallel,
 and it is shipped. If it is not paid in time, it fails. A separate job does a stocktake and needs three attempts.
 
-`simulate_side_effect` stands for calls to other systems: it takes some time and appends a line to a file. The file
-knows nothing of transactions, so an effect that happened twice is in it twice.
+`record_side_effect_and_sleep` stands for calls to other systems: it takes some time and appends a line to a file. The
+file knows nothing of transactions, so an effect that happened twice is in it twice.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from gen_durable import (
     job,
     step,
 )
-from gen_durable.cli.demo.event_log import simulate_side_effect
+from gen_durable.cli.demo.event_log import record_side_effect_and_sleep
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Pack(Machine, queue="packing"):
 
     @step
     async def pack(self, item: Item, ctx: Context) -> Outcome[str]:
-        await simulate_side_effect(ctx, f"order {item.order}", seconds=0.25)
+        await record_side_effect_and_sleep(ctx, f"order {item.order}", seconds=0.25)
         return Done(f"wrapped {item.name}")
 
 
@@ -79,12 +79,12 @@ class Checkout(Machine, queue="checkout"):
     @step
     async def place(self, order: Order, ctx: Context) -> Outcome[Receipt]:
         """From here on the order is only a row, until the payment arrives or the timeout passes."""
-        await simulate_side_effect(ctx, f"order {order.number}", seconds=0.05)
+        await record_side_effect_and_sleep(ctx, f"order {order.number}", seconds=0.05)
         return Await(payment, then=self.collect_payment, state=order, timeout=order.pay_within)
 
     @step
     async def collect_payment(self, order: Order, ctx: Context) -> Outcome[Receipt]:
-        await simulate_side_effect(ctx, f"order {order.number}", seconds=0.05)
+        await record_side_effect_and_sleep(ctx, f"order {order.number}", seconds=0.05)
         paid = ctx.take(payment)
         if paid is None:
             return Fail("payment never came")
@@ -96,26 +96,26 @@ class Checkout(Machine, queue="checkout"):
 
         Pass a real bank an idempotency key that is the same both times, such as the order's number.
         """
-        await simulate_side_effect(ctx, f"order {paid.order.number}", seconds=0.8)
+        await record_side_effect_and_sleep(ctx, f"order {paid.order.number}", seconds=0.8)
         return Next(self.pack, paid)
 
     @step
     async def pack(self, paid: PaidOrder, ctx: Context) -> Outcome[Receipt]:
         """Start the children and wait until all have ended, on whichever workers they run."""
-        await simulate_side_effect(ctx, f"order {paid.order.number}", seconds=0.05)
+        await record_side_effect_and_sleep(ctx, f"order {paid.order.number}", seconds=0.05)
         items = [Start(Pack.pack, Item(paid.order.number, name)) for name in paid.order.items]
         return ScheduleChildren(items, then=self.ship, state=paid)
 
     @step
     async def ship(self, paid: PaidOrder, ctx: Context) -> Outcome[Receipt]:
-        await simulate_side_effect(ctx, f"order {paid.order.number}", seconds=0.1)
+        await record_side_effect_and_sleep(ctx, f"order {paid.order.number}", seconds=0.1)
         return Done(Receipt(paid.order.number, paid.amount, parcel=tuple(ctx.results(Pack.pack))))
 
 
 @job(retry=RetryPolicy(attempts=5, backoff=lambda errors: 0.5))
 async def stocktake(shelf: str, ctx: Context) -> str:
     """A job that raises is retried; this one succeeds at its third attempt."""
-    await simulate_side_effect(ctx, f"the {shelf}", seconds=0.1)
+    await record_side_effect_and_sleep(ctx, f"the {shelf}", seconds=0.1)
     if ctx.attempt < 2:
         raise ConnectionError("the scales do not answer")
     return f"counted the {shelf}"

@@ -14,9 +14,9 @@ from datetime import timedelta
 from typing import Any, Final
 
 from gen_durable import Failed, Finished
-from gen_durable.cli.database import ConnectedDatabase
+from gen_durable.cli.database_opener import ConnectedDatabase
+from gen_durable.cli.demo.demo_script import DemoObservations, PlacedOrder
 from gen_durable.cli.demo.machines import Receipt
-from gen_durable.cli.demo.script import Observations, PlacedOrder
 from gen_durable.cli.demo.worker_program import SCHEMA
 from gen_durable.client import Durable
 from gen_durable.core.services import services_of
@@ -78,21 +78,21 @@ class InstanceRow:
     parent: int | None
 
 
-async def verify_run(database: ConnectedDatabase, seen: Observations) -> DemoReport:
+async def verify_run(database: ConnectedDatabase, seen: DemoObservations) -> DemoReport:
     """Compare the observations with the database."""
     async with Durable(database.dsn, schema=SCHEMA) as app:
         endings = await asyncio.gather(
             *(wait(services_of(app), p.handle.id, p.handle.codec, _WAIT) for p in seen.placed)
         )
-    rows = await database.connection.run(Statement(Schema(SCHEMA).render(_ROWS), (), _decode_rows))
+    rows = await database.connection.run(Statement(Schema(SCHEMA).render(_ROWS), (), _decode_instance_rows))
     findings = await diagnose(database.connection, Schema(SCHEMA))
     broken = [finding.check for finding in findings if not finding.is_clean]
     checks = [
         *_check_orders(seen.placed, seen.seconds, endings),
-        check_outcomes(seen, rows),
+        check_outcome_counts(seen, rows),
         check_packed_items(seen.placed, rows),
         _check_killed_worker(seen),
-        _check_job(seen, rows),
+        _check_stocktake_job(seen, rows),
         CheckResult(
             seen.duplicate_payments > 0, f"{seen.duplicate_payments} payments were reported twice and counted once"
         ),
@@ -126,7 +126,7 @@ def has_ended_as_expected(placed: PlacedOrder, ending: Ending[Receipt]) -> bool:
     return ending == Finished(placed.handle.id, Receipt(placed.order.number, placed.amount, parcel))
 
 
-def check_outcomes(seen: Observations, rows: list[InstanceRow]) -> CheckResult:
+def check_outcome_counts(seen: DemoObservations, rows: list[InstanceRow]) -> CheckResult:
     """Each instance has as many committed outcomes as its path has steps, and at least as many executions."""
     due = {p.handle.id: SHIPPED if p.amount is not None else NOT_PAID for p in seen.placed}
     due |= {row.id: PACKED for row in rows if row.machine == "Pack"}
@@ -150,7 +150,7 @@ def check_packed_items(placed: list[PlacedOrder], rows: list[InstanceRow]) -> Ch
     return CheckResult(ok, f"{len(packed)} items were packed, each once, for {len(set(packed))} orders")
 
 
-def _check_killed_worker(seen: Observations) -> CheckResult:
+def _check_killed_worker(seen: DemoObservations) -> CheckResult:
     resumed = seen.interrupted & seen.resumed
     return CheckResult(
         bool(seen.interrupted) and resumed == seen.interrupted,
@@ -158,14 +158,14 @@ def _check_killed_worker(seen: Observations) -> CheckResult:
     )
 
 
-def _check_job(seen: Observations, rows: list[InstanceRow]) -> CheckResult:
+def _check_stocktake_job(seen: DemoObservations, rows: list[InstanceRow]) -> CheckResult:
     (row,) = (row for row in rows if row.machine == "stocktake")
     return CheckResult(
         row.status == "done", f"the failing job was executed {seen.executions[row.id]} times and is {row.status}"
     )
 
 
-def _count_by_machine(seen: Observations, rows: list[InstanceRow]) -> tuple[MachineTotals, ...]:
+def _count_by_machine(seen: DemoObservations, rows: list[InstanceRow]) -> tuple[MachineTotals, ...]:
     machines = dict.fromkeys(row.machine for row in rows)
     return tuple(
         MachineTotals(
@@ -178,7 +178,7 @@ def _count_by_machine(seen: Observations, rows: list[InstanceRow]) -> tuple[Mach
     )
 
 
-def _decode_rows(rows: Sequence[Sequence[Any]]) -> list[InstanceRow]:
+def _decode_instance_rows(rows: Sequence[Sequence[Any]]) -> list[InstanceRow]:
     return [InstanceRow(*row) for row in rows]
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
-from gen_durable.cli.demo.processes import WorkerProcess
+from gen_durable.cli.demo.worker_processes import WorkerProcess
 from gen_durable.invariant_checker import StepCount
 
 

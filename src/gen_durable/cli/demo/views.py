@@ -10,11 +10,11 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from gen_durable.cli.console import print_line, styled
+from gen_durable.cli.console import make_escaped_text, print_line
 from gen_durable.cli.demo.machines import Checkout, Pack, stocktake
-from gen_durable.cli.demo.processes import ProcessState
 from gen_durable.cli.demo.run_verifier import DemoReport
 from gen_durable.cli.demo.view_protocol import DemoEvent, DemoState, EventImportance
+from gen_durable.cli.demo.worker_processes import ProcessState
 from gen_durable.instances import Status
 from gen_durable.invariant_checker import StepCount
 from gen_durable.machines import StepSpec
@@ -70,10 +70,10 @@ class LiveView:
 
     def show_state(self, state: DemoState) -> None:
         picture = Group(
-            _make_panel("instances", _instances_table(state.counts, self._bar)),
-            _make_panel("worker processes", _workers_table(state)),
-            _make_panel("events", _latest_events(state, self._events)),
-            styled(f" {state.at:4.1f} s   {state.location}", "dim", is_cut=True),
+            _make_titled_panel("instances", _instances_table(state.counts, self._bar)),
+            _make_titled_panel("worker processes", _workers_table(state)),
+            _make_titled_panel("events", _latest_event_lines(state, self._events)),
+            make_escaped_text(f" {state.at:4.1f} s   {state.location}", "dim", is_cut=True),
         )
         self._live.update(picture, refresh=True)
 
@@ -93,7 +93,7 @@ def _summary_line(counts: list[StepCount]) -> str:
     )
 
 
-def _make_panel(title: str, content: Table | Group) -> Panel:
+def _make_titled_panel(title: str, content: Table | Group) -> Panel:
     return Panel(content, title=title, title_align="left", border_style="dim")
 
 
@@ -102,24 +102,24 @@ def _instances_table(counts: list[StepCount], width: int) -> Table:
     totals: dict[str, int] = {}
     for count in counts:
         totals[count.machine] = totals.get(count.machine, 0) + count.count
-    for step in _list_demo_steps():
+    for step in _list_steps_of_demo_machines():
         machine = step.machine.name
         here = [count for count in counts if (count.machine, count.step) == (machine, step.name)]
         table.add_row(
-            styled(machine, "bold") + styled(f".{step.name}", "default"),
+            make_escaped_text(machine, "bold") + make_escaped_text(f".{step.name}", "default"),
             _status_bar(here, totals.get(machine, 1), width),
             _status_counts_text(here),
         )
     return table
 
 
-def _list_demo_steps() -> list[StepSpec]:
+def _list_steps_of_demo_machines() -> list[StepSpec]:
     machines = (Checkout.__gen_durable__, Pack.__gen_durable__, stocktake.__gen_durable_step__.machine)
     return [step for machine in machines for step in machine.steps.values()]
 
 
 def _status_bar(counts: list[StepCount], total: int, width: int) -> Text:
-    bar = styled("")
+    bar = make_escaped_text("")
     for count in sorted(counts, key=lambda t: list(Status).index(t.status), reverse=True):
         bar.append("█" * max(1, round(count.count * width / total)), _COLOURS[count.status])
     bar.truncate(width)
@@ -128,8 +128,8 @@ def _status_bar(counts: list[StepCount], total: int, width: int) -> Text:
 
 
 def _status_counts_text(counts: list[StepCount]) -> Text:
-    parts = [styled(f"{t.count} {t.status.value.replace('_', ' ')}", _COLOURS[t.status]) for t in counts]
-    text = styled(", ").join(parts)
+    parts = [make_escaped_text(f"{t.count} {t.status.value.replace('_', ' ')}", _COLOURS[t.status]) for t in counts]
+    text = make_escaped_text(", ").join(parts)
     text.no_wrap, text.overflow = True, "ellipsis"
     return text
 
@@ -141,21 +141,21 @@ def _workers_table(state: DemoState) -> Table:
         steps = ", ".join(list(worker.running_steps.values())[:3])
         more = f" +{len(worker.running_steps) - 3}" if len(worker.running_steps) > 3 else ""
         table.add_row(
-            styled(str(worker), "bold"),
-            styled(f"pid {worker.pid}", "dim"),
-            styled(label, _STATE_STYLES[worker.state]),
-            styled(f"{worker.steps:3} steps"),
-            styled(steps + more, "cyan", is_cut=True),
+            make_escaped_text(str(worker), "bold"),
+            make_escaped_text(f"pid {worker.pid}", "dim"),
+            make_escaped_text(label, _STATE_STYLES[worker.state]),
+            make_escaped_text(f"{worker.steps:3} steps"),
+            make_escaped_text(steps + more, "cyan", is_cut=True),
         )
     return table
 
 
-def _latest_events(state: DemoState, most: int) -> Group:
+def _latest_event_lines(state: DemoState, most: int) -> Group:
     lines: list[Text] = []
     for event in state.events[-most:]:
-        line = styled(f"{event.at:5.1f} s  ", "dim", is_cut=True)
-        lines.append(line.append_text(styled(event.text, _LEVEL_STYLES[event.level])))
-    return Group(*lines, *[styled("") for _ in range(most - len(lines))])
+        line = make_escaped_text(f"{event.at:5.1f} s  ", "dim", is_cut=True)
+        lines.append(line.append_text(make_escaped_text(event.text, _LEVEL_STYLES[event.level])))
+    return Group(*lines, *[make_escaped_text("") for _ in range(most - len(lines))])
 
 
 def print_report(report: DemoReport, console: Console) -> None:
@@ -177,4 +177,4 @@ def print_report(report: DemoReport, console: Console) -> None:
     console.print()
     for check in report.checks:
         mark, style = ("ok  ", "green") if check.ok else ("FAIL", "bold red")
-        console.print(styled(f"{mark} ", style) + styled(check.text), soft_wrap=True)
+        console.print(make_escaped_text(f"{mark} ", style) + make_escaped_text(check.text), soft_wrap=True)

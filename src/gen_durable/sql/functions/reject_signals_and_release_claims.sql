@@ -1,7 +1,7 @@
 -- reject_signals_and_release_claims: take signals out of their inbox that a worker cannot read, and put their rows back.
 --
 -- Parameters: one element per signal: the instance and the epoch of its claim, the signal, the reason (never a value of
--- the payload), and the fingerprint of the definition that could not read it (gen_durable/decoder_fingerprints.py).
+-- the payload), and the fingerprint of the definition that could not read it (gen_durable/signal_decoder_fingerprints.py).
 -- Returns one row: the rejected signals, and the queues in which rows became runnable.
 -- A rejected signal is kept with its payload, wakes nothing, and frees its dedup key. An instance keeps its newest 10,000
 -- rejected signals, and 64 MB of them. The claim ends without a crash and without an attempt. A row that awaits signals

@@ -1,7 +1,7 @@
 -- Baseline: every type, table and index of the schema; 0006_keys_and_retention.sql is its second part.
 --
 -- Its version is 6 because unreleased versions have used 1 to 5 for other layouts: the numbers keep them apart
--- (pg/installed_version.py), and a library of the old layout refuses this schema as too new.
+-- (pg/installed_schema.py), and a library of the old layout refuses this schema as too new.
 --
 -- Functions and triggers are in functions/ and are installed after each migration. A comment at an index names the
 -- functions that need it. The meaning of tables and columns is in COMMENTs, so that psql shows it (\d+).
