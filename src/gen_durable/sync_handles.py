@@ -31,6 +31,12 @@ class SyncHandle(Generic[R]):
         return self.handle.id
 
     @property
+    def token(self) -> str:
+        """The id for URLs, which cannot be guessed; see `Handle.token`."""
+        self.app._open_again_if_forked()  # pyright: ignore[reportPrivateUsage]  # its own handle
+        return self.handle.token
+
+    @property
     def machine(self) -> str | None:
         """The name of the instance's machine or job, where it is known."""
         return self.handle.machine
