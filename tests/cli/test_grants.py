@@ -75,8 +75,8 @@ def test_grant_list_and_revoke(run: Run, schema: str, dsns: dict[str, str], admi
         "login": login,
         "roles": ["producer"],
         "grants": [
-            {"machine": None, "queue": "mail", "most_urgent": None},
-            {"machine": "Checkout", "queue": "checkout", "most_urgent": 0},
+            {"machine": None, "queue": "mail", "most_urgent": None, "partition_prefix": None},
+            {"machine": "Checkout", "queue": "checkout", "most_urgent": 0, "partition_prefix": None},
         ],
         "quota": {"max_live": 1000, "inserts_per_second": 2.5},
         "problem": None,

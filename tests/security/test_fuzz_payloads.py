@@ -17,7 +17,8 @@ from tests.support.length import short_or_long
 from gen_durable import Finished
 from gen_durable.errors import DatabaseRefused, GenDurableError, InputError
 
-ROUNDS = short_or_long(150, 5000)
+pytestmark = pytest.mark.scaled
+ROUNDS = short_or_long(150, 1500)
 FILTERS = (
     *("status", "machine", "version", "step", "queue", "partition_key", "parent", "unique_key", "inserted_after"),
     *("inserted_before", "updated_after", "finished_before", "metadata", "due", "blocked", "error", "unknown"),
@@ -72,7 +73,7 @@ async def test_envelopes(engine: Opening, has_codec: bool) -> None:
     values = Values(random.Random(2), [1, 2, 3])
     codec = aes() if has_codec else None
     async with engine(codec=codec) as e:
-        total = short_or_long(40, 1000)
+        total = short_or_long(40, 300)
         payloads = [*ENVELOPES, *(values.document(3) for _ in range(total))]
         for number, text in enumerate(payloads):
             machine, step = (("Waiter", "wait"), ("Vault", "work"), ("echo", "run"))[number % 3]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import asyncpg
@@ -91,6 +92,29 @@ def test_every_path_and_every_grant(dsn: str, schema: str, dsns: dict[str, str],
         command("revoke", role, login)
     with psycopg.connect(dsns["worker"]) as worker:  # and other logins are not restricted
         assert inserted(worker, schema, ONE, ("Any", "any", -9)) is None
+
+
+def test_partition_keys(schema: str, dsns: dict[str, str], command: Command) -> None:
+    """With a prefix, a login uses keys of its own or none, by every call; a debounce moves no other key either."""
+    command("grant", "producer", f"{schema}_l_producer", "--machine", "Checkout", "--partition-prefix", "shop:")
+    for key, allowed in (("shop:1", True), ("shop:", True), ("shop", False), ("other:1", False), (None, True)):
+        started = {"fsm": "Checkout", "step": "s"} | ({} if key is None else {"partition_key": key})
+        given = f"'{json.dumps(started)}'::jsonb"
+        quoted = "null" if key is None else f"'{key}'"
+        for call in (
+            f"select @.insert('Checkout', 's', partition_key => {quoted})",
+            f"select id from @.insert('{{Checkout,Checkout}}', '{{1,1}}', '{{s,s}}', '{{1,1}}', '{{q,q}}', '{{}}', "
+            f"array[null, {quoted}], '{{}}', '{{}}', '{{}}', '{{}}')",
+            SIGNAL.format(start=given.removesuffix("::jsonb")),
+            RAW_DEBOUNCE.format(start=given.removesuffix("::jsonb")),
+        ):
+            with psycopg.connect(dsns["producer"]) as connection:
+                words = f"with priority 0 and partition key '{key}'"
+                refused = pytest.raises(psycopg.errors.InsufficientPrivilege, match=words)
+                with nullcontext() if allowed else refused:
+                    connection.execute(call.replace("@", f'"{schema}"').encode())
+                connection.rollback()
+    assert '"partition_prefix": "shop:"' in command("grants", "--json")
 
 
 def inserted(

@@ -13,7 +13,7 @@ from tests.support.rows import ended, executing, instance, parked
 from tests.support.store import Store
 
 from gen_durable.operations.start_or_update import make_debounce, make_signal_or_start
-from gen_durable.pg.sqlstate_errors import IdTaken, to_error
+from gen_durable.pg.sqlstate_errors import IdTaken, to_library_error
 from gen_durable.signals import Signal
 from gen_durable.starts import Start
 from gen_durable.store.start_or_update import StartOrUpdateStatementBuilder, with_holder_payload
@@ -60,7 +60,7 @@ def test_an_id_is_used_once(store: Store) -> None:
     for wrong in ([first], [second], [5000], [0], [None], [third, third], [third, first], [third, None]):
         with pytest.raises(asyncpg.PostgresError, match="not drawn by this login") as refused:
             insert(store, wrong)
-        assert isinstance(to_error(refused.value, "insert", "s"), IdTaken)
+        assert isinstance(to_library_error(refused.value, "insert", "s"), IdTaken)
         assert (store.rows(), drawn(store)) == (rows, [third])
     with pytest.raises(asyncpg.PostgresError, match="allocated_ids must hold an id"):
         insert(store, [third], "a", "b")

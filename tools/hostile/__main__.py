@@ -10,6 +10,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from gen_durable import Durable
 from tools.bench.server import serve
+from tools.hostile.grants import restrict_partition_keys
 from tools.hostile.run import FACTOR, Figures, Run, describe
 
 LOGINS = {"load": "client", "worker": "worker", "producer": "producer", "client": "client", "reader": "reader"} | {
@@ -47,6 +48,7 @@ async def run(given: argparse.Namespace, seed: int) -> Figures:
             if role:
                 await server.admin.execute(f"grant {schema}_{role} to {login}")
             dsns[name] = urlunsplit(parts._replace(netloc=f"{login}:{password}@{place}"))
+        await restrict_partition_keys(server.dsn, schema, dsns)
         return await Run(schema, dsns).go(given.minutes * 60, given.phases, seed, tuple(given.without))
 
 

@@ -28,7 +28,7 @@ from gen_durable.pg import login_grants
 from gen_durable.pg.connection import PersistentConnection
 from gen_durable.pg.login_grants import Grant, LoginGrants, Quota
 from gen_durable.store.schema import Schema
-from gen_durable.validation import check_name
+from gen_durable.validation import check_name, check_text_key
 
 T = TypeVar("T")
 
@@ -49,6 +49,16 @@ QueueOption = Annotated[
     str | None, typer.Option("--queue", metavar="NAME", show_default=False, help="Only this queue.")
 ]
 
+PartitionPrefixOption = Annotated[
+    str | None,
+    typer.Option(
+        "--partition-prefix",
+        metavar="TEXT",
+        show_default=False,
+        help="Only partition keys that begin with TEXT, so that it cannot hold up the keys of others.",
+    ),
+]
+
 
 @report_errors
 def grant(
@@ -63,6 +73,7 @@ def grant(
         show_default=False,
         help="Nothing more urgent than N: lower numbers run earlier, and are refused.",
     ),
+    partition_prefix: PartitionPrefixOption = None,
     max_live: int | None = typer.Option(
         None, metavar="N", show_default=False, help="The most live instances of this login."
     ),
@@ -78,8 +89,9 @@ def grant(
     """Grant a role to a login, restricted to a machine, a queue or a priority, with quotas.
 
     Without options the login gets the role, and may insert everything. With
-    --machine, --queue or --max-priority it may insert only that; several grants
-    are alternatives, and the same machine and queue again replaces its priority.
+    --machine, --queue, --max-priority or --partition-prefix it may insert only
+    that; several grants are alternatives, and the same machine and queue again
+    replaces its priority and prefix.
     Quotas hold for all inserts of the login. Signals and cancels are not
     restricted.
 
@@ -91,9 +103,9 @@ def grant(
     _check_range(max_priority, "--max-priority", -32768, 32767)
     _check_range(max_live, "--max-live", 1, 1_000_000)
     _check_range(max_inserts_per_second, "--max-inserts-per-second", 0.001, 1_000_000)
-    wanted = Grant(_check(machine, "--machine"), _check(queue, "--queue"), max_priority)
-    quota = Quota(max_live, max_inserts_per_second)
-    checked = Schema(schema)
+    prefix = None if partition_prefix is None else check_text_key(partition_prefix, "--partition-prefix")
+    wanted = Grant(_check(machine, "--machine"), _check(queue, "--queue"), max_priority, prefix)
+    quota, checked = Quota(max_live, max_inserts_per_second), Schema(schema)
     granted = _run(dsn, lambda link: login_grants.grant(link, checked, role.value, login, grant=wanted, quota=quota))
     _print_login(granted)
 
@@ -197,7 +209,9 @@ def _print_login(login: LoginGrants) -> None:
 
 def _grants_table(found: list[LoginGrants]) -> Table:
     table = new_table()
-    for head in ("login", "role", "machine", "queue", "priority", "live", "per second"):
+    has_prefixes = any(one.partition_prefix is not None for login in found for one in login.grants)
+    keys = ("keys",) if has_prefixes else ()  # most have none, and a terminal of 80 columns has no space for it
+    for head in ("login", "role", "machine", "queue", "priority", *keys, "live", "per second"):
         table.add_column(head, no_wrap=True)
     for login in found:
         live, rate = login.quota.max_live, login.quota.inserts_per_second
@@ -209,6 +223,7 @@ def _grants_table(found: list[LoginGrants]) -> Table:
                 one.machine or styled("any", "dim"),
                 one.queue or styled("any", "dim"),
                 styled("any", "dim") if one.most_urgent is None else f"from {one.most_urgent}",
+                *((styled(f"{one.partition_prefix or ''}..."),) if has_prefixes else ()),
                 "" if live is None or not first else f"{live:,}",
                 "" if rate is None or not first else f"{rate:g}",
             )

@@ -32,6 +32,7 @@ class Grant:
     machine: str | None = None
     queue: str | None = None
     most_urgent: int | None = None
+    partition_prefix: str | None = None
 
     @property
     def is_unrestricted(self) -> bool:
@@ -42,7 +43,8 @@ class Grant:
         machine = "any machine" if self.machine is None else f"machine {self.machine}"
         queue = "any queue" if self.queue is None else f"queue {self.queue}"
         urgent = "" if self.most_urgent is None else f", priority {self.most_urgent} or a higher number"
-        return f"{machine} into {queue}{urgent}"
+        keys = "" if self.partition_prefix is None else f", partition keys that begin with {self.partition_prefix!r}"
+        return f"{machine} into {queue}{urgent}{keys}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,8 @@ async def grant(
             )
         if not grant.is_unrestricted:
             await driver_connection.execute(
-                schema.render(_STORE_GRANT), found.oid, grant.machine, grant.queue, grant.most_urgent
+                *(schema.render(_STORE_GRANT), found.oid, grant.machine, grant.queue, grant.most_urgent),
+                grant.partition_prefix,
             )
         return await _read_login(driver_connection, schema, await _find_login(driver_connection, login, prefix))
 
@@ -259,7 +262,7 @@ def _to_login_grants(row: asyncpg.Record, prefix: str, grants: list[asyncpg.Reco
 
 
 def _to_grants(rows: list[asyncpg.Record]) -> tuple[Grant, ...]:
-    return tuple(Grant(row["machine"], row["queue"], row["most_urgent"]) for row in rows)
+    return tuple(Grant(row["machine"], row["queue"], row["most_urgent"], row["partition_prefix"]) for row in rows)
 
 
 def _role_names(prefix: str) -> list[str]:
@@ -298,7 +301,9 @@ from @schema.restricted_logins restricted
 left join pg_catalog.pg_roles r on r.oid = restricted.login
 order by coalesce(r.rolname::text, restricted.login_name), restricted.login
 """
-_GRANTS: Final = "select given.login, given.machine, given.queue, given.most_urgent from @schema.grants given"
+_GRANTS: Final = """
+select given.login, given.machine, given.queue, given.most_urgent, given.partition_prefix from @schema.grants given
+"""
 _GRANT_ORDER: Final = " order by given.machine nulls first, given.queue nulls first"
 _QUOTA: Final = "select max_live, inserts_per_second from @schema.restricted_logins where login = $1"
 # A quota that is not given stays. live_left becomes 0, so that the next insert counts.
@@ -312,8 +317,9 @@ on conflict (login) do update set
   drained_until = case when excluded.inserts_per_second is null then stored.drained_until end
 """
 _STORE_GRANT: Final = """
-insert into @schema.grants (login, machine, queue, most_urgent) values ($1, $2, $3, $4)
-on conflict (login, machine, queue) do update set most_urgent = excluded.most_urgent
+insert into @schema.grants (login, machine, queue, most_urgent, partition_prefix) values ($1, $2, $3, $4, $5)
+on conflict (login, machine, queue) do update set
+  most_urgent = excluded.most_urgent, partition_prefix = excluded.partition_prefix
 """
 _DELETE_LOGIN: Final = "delete from @schema.restricted_logins where login = $1"
 _DELETE_GRANT: Final = """

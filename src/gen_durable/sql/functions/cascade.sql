@@ -45,7 +45,7 @@ declare
   unblocked text[];
   outcome record;
 begin
-  if session_user <> current_user and not @schema.may_change_others() and (@schema.own_ids(array[of_origin]))[1] is null then
+  if session_user <> current_user and not @schema.may_change_others() and (@schema.ids_of_own_instances(array[of_origin]))[1] is null then
     return query select 0, 0, null::text[], null::bigint[], null::text[], false, null::bigint[], null::text;
     return;
   end if;

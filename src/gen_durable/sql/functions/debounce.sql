@@ -77,7 +77,8 @@ begin
     );
     if session_user <> current_user then
       perform @schema.require_granted(
-        @schema.session_login(), array[start ->> 'fsm'], array[waiting.queue], array[waiting.priority]
+        @schema.session_login(), array[start ->> 'fsm'], array[waiting.queue], array[waiting.priority],
+        array[waiting.partition_key]
       );
     end if;
     update @schema.instances i set

@@ -77,7 +77,7 @@ begin
   );
   if starter is not null then  -- alone, because a condition with a query costs as much as a query
     if exists (select from @schema.restricted_logins one where one.login = starter) then
-      perform @schema.require_granted(starter, fsms, queues, priorities);
+      perform @schema.require_granted(starter, fsms, queues, priorities, partition_keys);
       perform @schema.take_quota(starter, total);
     end if;
   end if;

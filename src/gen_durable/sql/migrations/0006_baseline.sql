@@ -1,6 +1,6 @@
--- Baseline: every type, table and index of the schema; 0005_keys_and_retention.sql is its second part.
+-- Baseline: every type, table and index of the schema; 0006_keys_and_retention.sql is its second part.
 --
--- Its version is 5 because unreleased versions have used 1 to 4 for other layouts: the numbers keep them apart
+-- Its version is 6 because unreleased versions have used 1 to 5 for other layouts: the numbers keep them apart
 -- (pg/installed_version.py), and a library of the old layout refuses this schema as too new.
 --
 -- Functions and triggers are in functions/ and are installed after each migration. A comment at an index names the

@@ -23,14 +23,16 @@ comment on column @schema.restricted_logins.inserts_per_second is 'Null for any 
 comment on column @schema.restricted_logins.drained_until is 'When its bucket of inserts is full again; null if it is.';
 
 create table @schema.grants (
-  login        oid not null references @schema.restricted_logins on delete cascade,
-  machine      text,
-  queue        text,
-  most_urgent  smallint,
+  login             oid not null references @schema.restricted_logins on delete cascade,
+  machine           text,
+  queue             text,
+  most_urgent       smallint,
+  partition_prefix  text,
   unique nulls not distinct (login, machine, queue)
 );
 comment on table @schema.grants is
   'What a login may insert: anything that one of its rows allows. A login without a row may insert everything.';
 comment on column @schema.grants.machine is 'The only machine; null for any.';
 comment on column @schema.grants.queue is 'The only queue; null for any.';
+comment on column @schema.grants.partition_prefix is 'How partition keys must begin; null for any.';
 comment on column @schema.grants.most_urgent is 'The lowest number of a priority, which is the most urgent; null for any.';
