@@ -282,7 +282,6 @@ class SyncDurable(
 
     def handle_of_token(self, token: str, step: Startable[Any, R]) -> SyncHandle[R]:
         """A handle on the instance whose `handle.token` this is; see `Durable.handle_of_token`."""
-        self._open_again_if_forked()
         return SyncHandle(self, self._app.handle_of_token(token, step))
 
     def set_limit(self, name: str, policy: Policy) -> bool:

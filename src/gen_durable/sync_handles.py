@@ -33,7 +33,6 @@ class SyncHandle(Generic[R]):
     @property
     def token(self) -> str:
         """The id for URLs, which cannot be guessed; see `Handle.token`."""
-        self.app._open_again_if_forked()  # pyright: ignore[reportPrivateUsage]  # its own handle
         return self.handle.token
 
     @property
