@@ -18,6 +18,7 @@ from gen_durable.core.services import Services
 from gen_durable.database_connections import DatabaseConnections
 from gen_durable.durations import Duration
 from gen_durable.encryption import PayloadCodec, PayloadEncryption
+from gen_durable.handle_tokens import decode_handle_token
 from gen_durable.handles import Handle, handles_of, parse_target
 from gen_durable.instances import Cancellation, Instance
 from gen_durable.journal import Activity, Checkpoint, Progress, Transition
@@ -290,6 +291,14 @@ class Durable(InstanceAdminOperations, SignalAdminOperations, SignalAndDebounceM
         instance, key = parse_target(target, self._services)
         spec = to_step_spec(step, "handle")
         return Handle(self, key or cast("int", instance), spec.result_codec, spec.machine.name)
+
+    def handle_of_token(self, token: str, step: Startable[Any, R]) -> Handle[R]:
+        """A handle on the instance whose `handle.token` this is; `step` as in `handle`. Does not call the database.
+
+        Raises `InputError` for any other text, also for a token of another installation. The instance may have been
+        deleted, and may be of another machine than that of `step`: `get` tells.
+        """
+        return self.handle(decode_handle_token(self._services.handle_token_key, token), step)
 
     async def set_limit(self, name: str, policy: Policy) -> bool:
         """Create or change a limit, for all workers, from now on. Returns whether that changed anything.

@@ -170,7 +170,7 @@ class DatabaseConnections:
                 await migrate(connection, self.schema, roles=self._roles)
             else:
                 await check_schema_version(connection, self.schema)
-            self.installation = await connection.run(JournalStatementBuilder(self.schema).installation_token())
+            self.installation = await connection.run(JournalStatementBuilder(self.schema).installation())
             if connection.target.pooled:
                 (await connection.run(role_settings_statement())).check_engine_can_work()
         finally:
@@ -184,7 +184,7 @@ class DatabaseConnections:
 
     async def _check_caller_pool(self, caller_pool: CallerPool) -> None:
         await check_schema_version(caller_pool, self.schema)
-        installation = await caller_pool.run(JournalStatementBuilder(self.schema).installation_token())
+        installation = await caller_pool.run(JournalStatementBuilder(self.schema).installation())
         if self._target is None:
             self.pool = caller_pool
             self.installation = installation

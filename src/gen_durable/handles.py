@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, assert_never, cast, ove
 from gen_durable.core.services import Services, services_of
 from gen_durable.durations import Duration
 from gen_durable.errors import InputError, InstanceCancelled, InstanceFailed, WaitTimeout
+from gen_durable.handle_tokens import encode_handle_token
 from gen_durable.instances import Cancellation, Cancelled, Ending, Failed, Finished, Instance, Pending
 from gen_durable.json_codec import JsonCodec
 from gen_durable.operations.wait import wait
@@ -52,6 +53,15 @@ class Handle(Generic[R]):
                 "Use (await handle.get()).id"
             )
         return self.target
+
+    @property
+    def token(self) -> str:
+        """The id for URLs: 32 URL-safe characters that cannot be guessed; `Durable.handle_of_token` reads it.
+
+        It is computed here, without a call of the database, and stays the same for as long as the instance exists. A
+        handle by key has none.
+        """
+        return encode_handle_token(services_of(self.app).handle_token_key, self.id)
 
     async def result(self, timeout: Duration | None = None) -> R:
         """Wait until the instance has ended and return its result.

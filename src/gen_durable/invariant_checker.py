@@ -48,6 +48,15 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
+class Advice:
+    """What is allowed and may be a mistake: the doctor shows it, and still counts as clean."""
+
+    about: str
+    meaning: str
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class StepCount:
     """How many instances of a machine are in a step and a status."""
 
@@ -81,6 +90,20 @@ async def check_roles(connection: PersistentConnection, schema: Schema, *, show:
         "`gen-durable migrate --roles`, which restores the others."
     )
     return Finding("roles", meaning, len(rows), tuple(Violation(None, row[0]) for row in rows[:show]))
+
+
+async def find_owner_members(connection: PersistentConnection, schema: Schema, *, show: int = 20) -> Advice | None:
+    """Other logins with the rights of the owner. None if there are none, or no roles."""
+    prefix = await read_role_prefix(connection, schema)
+    if prefix is None:
+        return None
+    statement = Statement(schema.owner_members(prefix), (), _rows_unchanged)
+    rows = await connection.run_in_transaction(functools.partial(_run_check, statement=statement))
+    meaning = (
+        f"Only the login that migrates needs to be a member of {prefix}_owner, and no service should have that login. "
+        f"Revoke other memberships: `revoke {prefix}_owner from LOGIN`."
+    )
+    return Advice("owner_members", meaning, tuple(row[0] for row in rows[:show])) if rows else None
 
 
 async def count_by_step_and_status(connection: PersistentConnection, schema: Schema) -> list[StepCount]:

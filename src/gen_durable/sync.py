@@ -280,6 +280,10 @@ class SyncDurable(
         """A handle on an instance by id or unique key; see `Durable.handle`."""
         return SyncHandle(self, self._app.handle(target, step))
 
+    def handle_of_token(self, token: str, step: Startable[Any, R]) -> SyncHandle[R]:
+        """A handle on the instance whose `handle.token` this is; see `Durable.handle_of_token`."""
+        return SyncHandle(self, self._app.handle_of_token(token, step))
+
     def set_limit(self, name: str, policy: Policy) -> bool:
         """Create or change a limit; see `Durable.set_limit`."""
         return self._run_and_wait(self._app.set_limit(name, policy))
@@ -294,13 +298,11 @@ class SyncDurable(
 
     def _get_transaction_calls(self) -> CallerTransactionCalls:
         """For calls on callers' connections. In a forked process the client is opened anew, to notify workers."""
-        if self._reset_if_forked():
-            self.open()
+        self._open_again_if_forked()
         return self._in_transaction
 
     def _run_and_wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        if self._reset_if_forked():
-            self.open()
+        self._open_again_if_forked()
         if self._loop is None:
             coroutine.close()
             raise ConfigError("this SyncDurable is not open: use `with SyncDurable(...) as app:` or app.open()")
@@ -312,6 +314,10 @@ class SyncDurable(
         if target.app is not self:  # as in handles.parse_target
             raise InputError(f"{target!r} is a handle of another SyncDurable: call its own methods, or pass its id")
         return target.handle.target
+
+    def _open_again_if_forked(self) -> None:
+        if self._reset_if_forked():
+            self.open()
 
     def _reset_if_forked(self) -> bool:
         """Forget what the parent process opened, if this process was forked since. Returns whether it was."""

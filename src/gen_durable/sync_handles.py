@@ -31,6 +31,11 @@ class SyncHandle(Generic[R]):
         return self.handle.id
 
     @property
+    def token(self) -> str:
+        """The id for URLs, which cannot be guessed; see `Handle.token`."""
+        return self.handle.token
+
+    @property
     def machine(self) -> str | None:
         """The name of the instance's machine or job, where it is known."""
         return self.handle.machine

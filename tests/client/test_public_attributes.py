@@ -16,6 +16,7 @@ PUBLIC = [
     "events",
     "get",
     "handle",
+    "handle_of_token",
     "history",
     "insert",
     "insert_many",

@@ -17,9 +17,14 @@ def greet(name: str) -> str: ...
 app = SyncDurable(sys.argv[1], schema=sys.argv[2])
 app.open()
 handle = app.insert(greet, "parent")
+token = handle.token
 assert app.get(handle).status.value == "runnable"
 
 def child(n):
+    if n == 0:  # the first call of the child
+        assert app.handle_of_token(token, greet).id == handle.id
+    if n == 1:
+        assert handle.token == token
     if n < 2:
         own = app.insert(greet, f"child {n}")
         assert app.get(own).state == f"child {n}"

@@ -8,7 +8,7 @@ from gen_durable.client import Durable
 from gen_durable.core.services import services_of
 from gen_durable.errors import ConfigError
 
-WHILE_OPEN = ("pool", "connection_target", "notifier", "completion_watcher", "installation_id")
+WHILE_OPEN = ("pool", "connection_target", "notifier", "completion_watcher", "installation_id", "handle_token_key")
 
 
 async def test_what_exists_only_while_open(dsn: str, schema: str) -> None:

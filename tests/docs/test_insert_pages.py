@@ -60,7 +60,7 @@ async def test_inserting(dsn: str, schema: str, names: dict[str, Any]) -> None:
         names["app"] = app
         for snippet in rest:
             await run_snippet(snippet, page, names)
-        assert len(rest) == 3
+        assert len(rest) == 4
         imports = [one async for one in app.list_all(machine="Import", payloads=True)]
         assert await app.handle(imports[0].id, names["Import"].start).result() == 2
         night = await app.get("price:3")

@@ -11,7 +11,7 @@ from rich.text import Text
 from gen_durable.cli.console import exit_on_library_errors, make_escaped_text, new_console, print_json
 from gen_durable.cli.database_opener import SCHEMA, DsnOption, SchemaOption, open_database
 from gen_durable.cli.tables import join_lines_into_cell, new_borderless_table
-from gen_durable.invariant_checker import Finding, Violation, check_roles, diagnose
+from gen_durable.invariant_checker import Advice, Finding, Violation, check_roles, diagnose, find_owner_members
 from gen_durable.pg.migrate import check_schema_version
 from gen_durable.store.schema import Schema
 
@@ -27,26 +27,31 @@ def doctor(
 ) -> None:
     """Check every invariant of the engine and, with roles, owners and rights.
 
-    Each check is a query that only reads: safe on a busy production database.
+    With roles, it also advises on logins with the rights of the owner, which
+    does not change the exit code. Each check is a query that only reads: safe on a busy production database.
 
     Exit code 0: all hold. 1: a row violates one. 2: the database is unreachable
     or not migrated.
     """
-    location, findings = asyncio.run(_run_invariant_and_role_checks(dsn, Schema(schema)))
+    location, findings, advice = asyncio.run(_run_invariant_and_role_checks(dsn, Schema(schema)))
     if as_json:
-        print_json([_finding_json_fields(finding) for finding in findings])
+        print_json([*map(_finding_json_fields, findings), *map(_advice_fields, advice)])
     else:
-        print_findings(findings, new_console(), f"schema {schema}, {location}")
+        console = new_console()
+        print_findings(findings, console, f"schema {schema}, {location}")
+        print_advice(advice, console)
     if not all(finding.is_clean for finding in findings):
         raise typer.Exit(1)
 
 
-async def _run_invariant_and_role_checks(dsn: str | None, schema: Schema) -> tuple[str, list[Finding]]:
+async def _run_invariant_and_role_checks(dsn: str | None, schema: Schema) -> tuple[str, list[Finding], list[Advice]]:
     async with open_database(dsn) as database:
         await check_schema_version(database.connection, schema)
         findings = await diagnose(database.connection, schema)
         roles = await check_roles(database.connection, schema)
-        return database.location, findings if roles is None else [*findings, roles]
+        advice = await find_owner_members(database.connection, schema)
+        all_findings = findings if roles is None else [*findings, roles]
+        return database.location, all_findings, [] if advice is None else [advice]
 
 
 def print_findings(findings: list[Finding], console: Console, location: str) -> None:
@@ -74,6 +79,15 @@ def print_findings(findings: list[Finding], console: Console, location: str) -> 
         console.print(make_escaped_text(f"all {len(findings)} checks are clean ({location})", "green"))
 
 
+def print_advice(advice: list[Advice], console: Console) -> None:
+    """Print what is no violation, below the summary."""
+    for one in advice:
+        console.print()
+        console.print(make_escaped_text(f"advice: {one.meaning}", "yellow"))
+        for line in one.lines:
+            console.print(make_escaped_text(f"  {line}"))
+
+
 def _finding_details(finding: Finding) -> Text:
     lines = [make_escaped_text(finding.meaning)]
     lines += [make_escaped_text(f"  {_describe_violation(finding, one)}", "yellow") for one in finding.first[:SHOWN]]
@@ -84,6 +98,17 @@ def _finding_details(finding: Finding) -> Text:
 
 def _describe_violation(finding: Finding, violation: Violation) -> str:
     return violation.problem if violation.id is None else f"{finding.subject} {violation.id}: {violation.problem}"
+
+
+def _advice_fields(advice: Advice) -> dict[str, object]:
+    return {
+        "check": advice.about,
+        "clean": True,
+        "meaning": advice.meaning,
+        "count": 0,
+        "rows": [],
+        "advice": list(advice.lines),
+    }
 
 
 def _finding_json_fields(finding: Finding) -> dict[str, object]:

@@ -105,7 +105,13 @@ class Services:
     def installation_id(self) -> str:
         """The id of the database, which idempotency keys contain."""
         self.check_open()
-        return self._installation
+        return self._installation.idempotency_prefix
+
+    @property
+    def handle_token_key(self) -> bytes:
+        """The secret that makes and verifies handle tokens."""
+        self.check_open()
+        return self._installation.handle_token_key
 
     def check_open(self) -> None:
         """Raise `ConfigError` if the `Durable` is not open."""

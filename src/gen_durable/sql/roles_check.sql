@@ -1,7 +1,8 @@
 -- The doctor's check of an installation with roles: each row is one difference from what roles.sql makes.
 --
 -- Reads catalogs only, which every login may read. @functions and @relations are the names of our own objects, @granted
--- has ROLE.FUNCTION for each right of roles.sql.
+-- has ROLE.FUNCTION for each right of roles.sql, @payloads TABLE.COLUMN for what viewers cannot read, and
+-- @foreign_objects is foreign_objects.sql.
 -- Guarded by tests/cli/test_doctor_roles.py.
 with ours as (
   select n.oid as schema, owner.oid as owner,
@@ -18,22 +19,38 @@ objects as (
     coalesce(n.nspacl, pg_catalog.acldefault('n', n.nspowner)) as rights
   from ours join pg_catalog.pg_namespace n on n.oid = ours.schema
   union all
-  select 'table', c.oid::regclass::text, c.relowner, c.relacl
+  select case c.relkind when 'S' then 'sequence' else 'table' end, c.oid::regclass::text, c.relowner, c.relacl
   from ours join pg_catalog.pg_class c on c.relnamespace = ours.schema and c.relkind in ('r', 'v', 'S')
   union all
-  select 'column of table', c.oid::regclass::text, c.relowner, a.attacl
+  select 'column', format('%s.%I', c.oid::regclass, a.attname), c.relowner, a.attacl
   from ours join pg_catalog.pg_class c on c.relnamespace = ours.schema and c.relkind in ('r', 'v')
   join pg_catalog.pg_attribute a on a.attrelid = c.oid and a.attacl is not null
   union all
-  select 'type', t.oid::regtype::text, t.typowner, null
+  select 'type', t.oid::regtype::text, t.typowner, coalesce(t.typacl, pg_catalog.acldefault('T', t.typowner))
   from ours join pg_catalog.pg_type t on t.typnamespace = ours.schema and t.typtype = 'e'
   union all
-  select 'function', p.oid::regprocedure::text, p.proowner, coalesce(p.proacl, pg_catalog.acldefault('f', p.proowner))
+  select 'function', p.oid::regprocedure::text, p.proowner,
+    coalesce(p.proacl, pg_catalog.acldefault('f', p.proowner))
   from ours join pg_catalog.pg_proc p on p.pronamespace = ours.schema
+),
+-- What each role of ours may read: the grants of SELECT in roles.sql.
+readable as (
+  select 'table' as kind, c.oid::regclass::text as name, r.oid as role
+  from ours join pg_catalog.pg_class c on c.relnamespace = ours.schema and c.relkind in ('r', 'v')
+  join pg_catalog.pg_roles r on r.rolname in ('@worker', '@reader', '@admin')
+    or (r.rolname in ('@client', '@producer') and c.relname in ('migrations', 'installation'))
+    or (r.rolname = '@viewer' and c.relname = 'gate_locks')
+  where c.relname = any (@relations)
+  union all
+  select 'column', format('%s.%I', c.oid::regclass, a.attname), r.oid
+  from ours join pg_catalog.pg_class c on c.relnamespace = ours.schema and c.relkind in ('r', 'v')
+  join pg_catalog.pg_attribute a on a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
+  join pg_catalog.pg_roles r on r.rolname = '@viewer'
+  where c.relname = any (@relations) and c.relname || '.' || a.attname <> all (@payloads)
 )
 select format('%s %s belongs to %s, not to @owner', object.kind, object.name, object.owner::regrole) as problem
 from ours, objects as object
-where object.owner is distinct from ours.owner
+where object.owner is distinct from ours.owner and object.kind <> 'column'
 union
 select format('%s may %s the %s %s', case right_.grantee when 0 then 'public' else right_.grantee::regrole::text end,
   lower(right_.privilege_type), object.kind, object.name)
@@ -42,6 +59,10 @@ where right_.grantee <> object.owner and (
   right_.grantee <> all (ours.roles)
   or right_.privilege_type <> case object.kind when 'schema' then 'USAGE' when 'function' then 'EXECUTE' else 'SELECT' end
   or right_.is_grantable
+  or (right_.privilege_type = 'SELECT' and not exists (
+    select from readable
+    where readable.kind = object.kind and readable.name = object.name and readable.role = right_.grantee
+  ))
 )
 union
 select format('function %s has no pinned search_path', p.oid::regprocedure)
@@ -52,13 +73,11 @@ select format('function %s does not run with the rights of its owner', p.oid::re
 from ours join pg_catalog.pg_proc p on p.pronamespace = ours.schema
 where p.provolatile <> 'i' and not p.prosecdef
 union
-select format('function %s is not gen_durable''s', p.oid::regprocedure)
-from ours join pg_catalog.pg_proc p on p.pronamespace = ours.schema
-where p.proname <> all (@functions)
-union
-select format('%s %s is not gen_durable''s', case c.relkind when 'v' then 'view' else 'table' end, c.oid::regclass)
-from ours join pg_catalog.pg_class c on c.relnamespace = ours.schema and c.relkind in ('r', 'v', 'm', 'f', 'p')
-where c.relname <> all (@relations)
+select format('%s is not gen_durable''s', found.name)
+from (
+@foreign_objects
+) as found (name, function, installed_by)
+where found.installed_by is null or found.function <> all (@functions)
 union
 select format(
   case when wanted.is_granted then '%s may not execute the function %s, which it needs'
@@ -81,11 +100,12 @@ where not exists (
   select from pg_catalog.aclexplode(n.nspacl) as right_ where right_.grantee = r.oid and right_.privilege_type = 'USAGE'
 )
 union
-select format('%s may not read %s', r.rolname, c.oid::regclass)
-from ours join pg_catalog.pg_class c on c.relnamespace = ours.schema and c.relkind in ('r', 'v')
-join pg_catalog.pg_roles r on r.rolname in ('@worker', '@reader', '@admin')
-where c.relname = any (@relations) and not exists (
-  select from pg_catalog.aclexplode(c.relacl) as right_ where right_.grantee = r.oid and right_.privilege_type = 'SELECT'
+select format('%s may not read the %s %s, which it needs', readable.role::regrole, readable.kind, readable.name)
+from readable
+where not exists (
+  select from objects as object, lateral pg_catalog.aclexplode(object.rights) as right_
+  where object.kind = readable.kind and object.name = readable.name
+    and right_.grantee = readable.role and right_.privilege_type = 'SELECT'
 )
 union
 select format('role %s does not exist', wanted.name)

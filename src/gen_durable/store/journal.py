@@ -14,7 +14,7 @@ from gen_durable.journal import Activity, Checkpoint, Progress, Transition
 from gen_durable.store.readable_times import readable_time
 from gen_durable.store.schema import Schema
 from gen_durable.store.statements import PAGE_BYTES, Statement
-from gen_durable.store.types import Row
+from gen_durable.store.types import Installation, Row
 
 CHECKPOINT_FORMAT: Final = 1
 """The format of checkpoints that this version writes, and the newest that it reads."""
@@ -96,7 +96,7 @@ class JournalStatementBuilder:
             f"select step, branch, fraction, message, {readable_time('updated_at')}, detail::text "  # noqa: S608
             f"from {s}.progress_of($1,$2)"
         )
-        self._installation = f"select token from {s}.installation"  # noqa: S608
+        self._installation = f"select idempotency_prefix, handle_token_key from {s}.installation"  # noqa: S608
 
     def activities_page(self, instance: int, visit: int, after: int) -> Statement[str | None]:
         """The next activities of a visit as JSON, after the number `after`: at most PAGE_BYTES, and at least one."""
@@ -171,9 +171,9 @@ class JournalStatementBuilder:
             self._progress, (instance, key), lambda rows: [Progress(*_encode_json_columns(row, 5)) for row in rows]
         )
 
-    def installation_token(self) -> Statement[str]:
-        """The token of this installation, part of idempotency keys."""
-        return Statement(self._installation, (), lambda rows: str(rows[0][0]))
+    def installation(self) -> Statement[Installation]:
+        """What identifies this installation."""
+        return Statement(self._installation, (), lambda rows: Installation(str(rows[0][0]), bytes(rows[0][1])))
 
 
 def check_checkpoint_format(written: int) -> None:

@@ -70,13 +70,19 @@ class Schema:
         """The query that returns what differs from `roles_script`, one text per row."""
         return self._render_roles("roles_check.sql", prefix)
 
+    def owner_members(self, prefix: str) -> str:
+        """The query that returns other logins with the rights of the owner, one text per row."""
+        return self._render_roles("owner_members.sql", prefix)
+
     def _render_roles(self, file: str, prefix: str) -> str:
         ours = own_objects(self)
         sql = _SQL.joinpath(file).read_text("utf-8").replace("@prefix", prefix)
+        sql = sql.replace("\n@foreign_objects\n", "\n" + _SQL.joinpath("foreign_objects.sql").read_text("utf-8"))
         sql = sql.replace("@relations", _sql_array([*ours.tables, *ours.views]))
         sql = sql.replace("@types", _sql_array(ours.types)).replace("@indexes", _sql_array(ours.indexes))
         sql = sql.replace("@functions", _sql_array(ours.functions))
         sql = sql.replace("@granted", _sql_array([f"{role}.{name}" for role, name in sorted(granted_functions())]))
+        sql = sql.replace("@payloads", _sql_array(payload_columns()))
         return self.render(_ROLE.sub(lambda role: f"{prefix}_{role[1]}", sql))
 
     def render(self, sql: str) -> str:
@@ -171,6 +177,13 @@ def granted_functions() -> set[tuple[str, str]]:
         for earlier in set(re.findall(r"\w+", re.sub(r"'[^']*'", "", value))) & (lists.keys() - {name}):
             lists[name] |= lists[earlier]
     return {(role, function) for role in ROLES if role in lists for function in lists[role]}
+
+
+def payload_columns() -> list[str]:
+    """The columns that viewers cannot read: TABLE.COLUMN, from the list in roles.sql."""
+    sql = _SQL.joinpath("roles.sql").read_text("utf-8")
+    (listed,) = re.findall(r"^  payloads constant text\[\] := (.*?);", sql, re.MULTILINE | re.DOTALL)
+    return re.findall(r"'([\w.]+)'", listed)
 
 
 def _sql_array(names: list[str]) -> str:

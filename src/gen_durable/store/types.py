@@ -24,6 +24,14 @@ ReturnedClaim: TypeAlias = tuple[int, int, float | None, str | None]
 
 
 @dataclass(frozen=True, slots=True)
+class Installation:
+    """What identifies an installation: the first part of idempotency keys, and the secret of handle tokens."""
+
+    idempotency_prefix: str
+    handle_token_key: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class FollowUps:
     """What must follow a committed transaction; `Notifier.act_on_follow_ups` does it.
 
