@@ -122,8 +122,8 @@ async def test_pauses_begin_anew_after_progress(dsn: str, schema: str, monkeypat
     noted: list[float] = []
 
     class NotedPauses(GrowingPauses):
-        def next(self) -> float:
-            noted.append(super().next())
+        def next_seconds(self) -> float:
+            noted.append(super().next_seconds())
             return 0.0
 
     monkeypatch.setattr(cascader_module, "GrowingPauses", NotedPauses)

@@ -192,7 +192,7 @@ def test_a_server_of_another_account_runs_what_that_account_can_run(
         asked.append((owner, given))
         return copy
 
-    monkeypatch.setattr(supervisor.account, "choose_account", lambda _layout: nobody)
+    monkeypatch.setattr(supervisor.postgres_account, "choose_account", lambda _layout: nobody)
     monkeypatch.setattr(supervisor, "find_or_copy_runnable_binaries", make_runnable)
     assert supervised.launches_at(100.0)
     assert asked == [(nobody, Binaries(supervised.programs))]

@@ -87,7 +87,7 @@ def make_executor(threads: ThreadPool, encryption: PayloadEncryption | None = No
 def claim_of(machine: Machine, name: str = "work", state: str = '"s"') -> tuple[Claim, RunnableStep]:
     spec = type(machine).__gen_durable__
     claim = Claim(7, spec.name, spec.version, name, state, 0, 1, 0, "default", 0, None, None, None, None)
-    return claim, Registry([machine]).get(spec.name, spec.version, name)
+    return claim, Registry([machine]).get_known_step(spec.name, spec.version, name)
 
 
 async def go_on(_: Any, ctx: Context) -> Outcome[Any]:

@@ -125,7 +125,7 @@ def test_the_fingerprints_of_a_worker() -> None:
 @pytest.mark.parametrize("seed", ["0", "1", "77"])
 def test_every_process_computes_the_same(seed: str) -> None:
     """Whatever the order of sets and the addresses of objects."""
-    code = "from tests.unit.test_decoder_fingerprints import *; print(mark(Shop()))"
+    code = "from tests.unit.test_signal_decoder_fingerprints import *; print(mark(Shop()))"
     environment = os.environ | {"PYTHONHASHSEED": seed}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == mark(Shop())

@@ -65,17 +65,13 @@ def signals(
     """
     match words or []:
         case ["restore", *ids] if ids and key is None:
-            _restore_and_report_signals(_parse_signal_ids(ids), dsn, schema)
+            _restore_and_report_signals(_parse_ids(ids), dsn, schema)
         case ["rm", *rest] if len(rest) <= 1:
-            which = require_id_or_key(_parse_signal_ids(rest)[0] if rest else None, key)
+            which = require_id_or_key(_parse_ids(rest)[0] if rest else None, key)
             deleted = asyncio.run(run_with_client(dsn, schema, lambda app: app.delete_signals(which, name)))
             print_message(f"{deleted:,} signals deleted")
         case [*rest] if len(rest) <= 1 and (rest or key is not None or rejected):
-            given = (
-                None
-                if not rest and key is None
-                else require_id_or_key(_parse_signal_ids(rest)[0] if rest else None, key)
-            )
+            given = None if not rest and key is None else require_id_or_key(_parse_ids(rest)[0] if rest else None, key)
             found = asyncio.run(
                 run_with_client(
                     dsn,
@@ -162,7 +158,7 @@ def _signal_json_fields(signal: StoredSignal, *, payloads: bool) -> dict[str, ob
     return fields | ({"payload": decode_payload_as_stored(signal.raw_payload)} if payloads else {})
 
 
-def _parse_signal_ids(words: list[str]) -> list[int]:
+def _parse_ids(words: list[str]) -> list[int]:
     if not all(word.isdigit() for word in words):
         exit_with_message(USAGE)
     return [int(word) for word in words]
