@@ -11,12 +11,12 @@ from unittest import mock
 
 import psycopg
 import pytest
-from gen_durable.pg.persistent_connection import PersistentConnection
 from tests.support.roles import logins
 from tests.support.schemas import Schemas
 
 from gen_durable import Durable, Signal, SyncDurable, job
 from gen_durable.errors import ConfigError, DatabaseRefused, InputError, NoTarget, NotFound
+from gen_durable.pg.persistent_connection import PersistentConnection
 from gen_durable.store.schema import Schema
 from gen_durable.store.types import Installation
 
