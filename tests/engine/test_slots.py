@@ -340,13 +340,13 @@ async def test_a_fixed_prefetch_does_not_follow_the_pace() -> None:
 
 def test_the_capacity_is_what_slots_and_buffer_have_left() -> None:
     """Claims that run, that wait for a commit, or that are buffered take it up. Only a slot starts a claim at once."""
-    assert QueueSlots(10, None).capacity == 10
+    assert QueueSlots(10, None).remaining_capacity == 10
     queue = QueueSlots(10, 4)
     queue.running, queue.lent = 3, 2
     queue.buffer.append(cast(Any, "a claim"))
-    assert (queue.capacity, queue.free_count) == (8, 4)
+    assert (queue.remaining_capacity, queue.free_count) == (8, 4)
     queue.running = 9
-    assert (queue.capacity, queue.free_count) == (2, 0)
+    assert (queue.remaining_capacity, queue.free_count) == (2, 0)
 
 
 def test_a_full_queue_picks_no_fewer_rows_than_half_its_prefetch() -> None:

@@ -27,7 +27,7 @@ def insert(calls: StatementBuilder, on_conflict: str) -> Statement[list[InsertRe
 
 
 def collect(calls: StatementBuilder) -> Statement[object]:
-    return RetentionStatementBuilder(calls.schema).gc_rows_past_own_keep(10)
+    return RetentionStatementBuilder(calls.schema).gc_rows_with_own_retention(10)
 
 
 @pytest.mark.parametrize("on_conflict", ["existing", "skip", "raise"])

@@ -58,7 +58,7 @@ MAY_CALL = {
     "gate_name": "-",
     "gc": "w",
     "gc_unused_ids": "w",
-    "gc_rows_past_own_keep": "w",
+    "gc_rows_with_own_retention": "w",
     "get": "pcrvwa",
     "has_metadata_index": "-",
     "heartbeat": "w",

@@ -14,7 +14,7 @@ from gen_durable import Await, Context, Done, Durable, Finished, Machine, Outcom
 from gen_durable.cli.app import app as cli
 from gen_durable.errors import InputError
 from gen_durable.instances import Status
-from gen_durable.store.readable_times import EARLIEST, LATEST
+from gen_durable.store.python_range_times import EARLIEST, LATEST
 
 TIMES = {"20000-01-01": LATEST, "4000-01-01 BC": EARLIEST, "infinity": LATEST, "-infinity": EARLIEST}
 DEEP = "(repeat('[', 5000) || repeat(']', 5000))::jsonb"

@@ -16,7 +16,7 @@ from gen_durable.operations.start_or_update import make_debounce, make_signal_or
 from gen_durable.pg.sqlstate_errors import IdTaken, to_library_error
 from gen_durable.signals import Signal
 from gen_durable.starts import Start
-from gen_durable.store.start_or_update import StartOrUpdateStatementBuilder, with_holder_payload
+from gen_durable.store.start_or_update import StartOrUpdateStatementBuilder, with_payload_for_holder
 from gen_durable.store.types import Commit, InsertResult
 
 go = Signal("go", int)
@@ -45,7 +45,7 @@ def keyed(store: Store, start_id: int, key: str = "k", *, debounced: bool = Fals
         made = make_signal_or_start(key, go, 1, None, Start(M.s, {}))
     made = dataclasses.replace(made, start={**made.start, "id": msgspec.Raw(str(start_id).encode())})
     if holder is not None:
-        made = with_holder_payload(made, holder, "1")
+        made = with_payload_for_holder(made, holder, "1")
     return store.run(StartOrUpdateStatementBuilder(store.schema).start_or_update(made)).verdict
 
 

@@ -30,7 +30,7 @@ def test_retention_spares_rows_with_a_keep_of_their_own(store: Store, calls: Ret
     store.given(ended(1) + ended(2, keep_seconds="Infinity") + ended(3, keep_seconds=7200) + ended(4, keep_seconds=0))
     assert gc(store) == 1
     assert left(store) == [2, 3, 4]
-    assert store.run(calls.gc_rows_past_own_keep(10)).deleted == 1
+    assert store.run(calls.gc_rows_with_own_retention(10)).deleted == 1
     assert left(store) == [2, 3]
 
 
@@ -43,36 +43,36 @@ def test_a_row_goes_when_its_keep_has_passed(store: Store, calls: RetentionState
         + ended(4, ago=100, keep_seconds=99, status="cancelled")
         + executing(5, keep_seconds=0)
     )
-    assert store.run(calls.gc_rows_past_own_keep(10)).deleted == 3
+    assert store.run(calls.gc_rows_with_own_retention(10)).deleted == 3
     assert left(store) == [2, 5]
 
 
 def test_a_batch_is_a_ceiling_and_the_first_to_pass_go_first(store: Store, calls: RetentionStatementBuilder) -> None:
     """Not those that ended first."""
     store.given(ended(1, ago=500, keep_seconds=100) + ended(2, ago=1000, keep_seconds=800) + ended(3, keep_seconds=1))
-    result = store.run(calls.gc_rows_past_own_keep(1))
+    result = store.run(calls.gc_rows_with_own_retention(1))
     assert (result.deleted, result.more, left(store)) == (1, True, [1, 2])
-    assert store.run(calls.gc_rows_past_own_keep(1)).deleted == 1
+    assert store.run(calls.gc_rows_with_own_retention(1)).deleted == 1
     assert left(store) == [2]
 
 
 def test_a_refused_row_is_left_out(store: Store, calls: RetentionStatementBuilder) -> None:
     store.given(ended(1, ago=100, keep_seconds=1) + ended(2, ago=50, keep_seconds=1))
-    assert store.run(calls.gc_rows_past_own_keep(10, skip=1)).deleted == 1
+    assert store.run(calls.gc_rows_with_own_retention(10, skip=1)).deleted == 1
     assert left(store) == [1]
 
 
 def test_a_child_is_kept_while_its_parent_lives(store: Store, calls: RetentionStatementBuilder) -> None:
     """As by retention; and a walk does not visit it again and again."""
     store.given(executing(1, round=1) + ended(2, parent_id=1, parent_round=1, keep_seconds=0))
-    first = store.run(calls.gc_rows_past_own_keep(10))
+    first = store.run(calls.gc_rows_with_own_retention(10))
     assert (first.deleted, first.more) == (0, False)
     store.given(
         "update @schema.instances set status = 'done', finished_at = now(), lease_expires_at = null, locked_by = null"
         " where id = 1"
     )
-    assert store.run(calls.gc_rows_past_own_keep(10, after=first.visited_until)).deleted == 0
-    assert store.run(calls.gc_rows_past_own_keep(10)).deleted == 1
+    assert store.run(calls.gc_rows_with_own_retention(10, after=first.visited_until)).deleted == 0
+    assert store.run(calls.gc_rows_with_own_retention(10)).deleted == 1
 
 
 def seed(store: Store, count: int, seconds_apart: int, child_of: str) -> None:
@@ -89,9 +89,9 @@ def seed(store: Store, count: int, seconds_apart: int, child_of: str) -> None:
 def test_a_call_continues_where_the_one_before_ended(store: Store, calls: RetentionStatementBuilder) -> None:
     """Rows that are kept are visited once, and each call visits some thousand at most."""
     seed(store, 4000, 1, "case when n % 4 > 0 then 1 end")
-    results = [store.run(calls.gc_rows_past_own_keep(400))]
+    results = [store.run(calls.gc_rows_with_own_retention(400))]
     while results[-1].more:
-        results.append(store.run(calls.gc_rows_past_own_keep(400, after=results[-1].visited_until)))
+        results.append(store.run(calls.gc_rows_with_own_retention(400, after=results[-1].visited_until)))
     assert [result.deleted for result in results] == [350, 350, 300]
 
 
@@ -100,25 +100,25 @@ def test_many_that_passed_at_once_do_not_stop_a_walk(store: Store, calls: Retent
     seed(store, 3000, 0, "1")
     early = "".join(ended(n, ago=90_000 + n, keep_seconds=0, parent_id=1, parent_round=1) for n in (2, 3))
     store.given(early + ended(4, keep_seconds=0) + ended(5, ago=1800, keep_seconds=0))
-    results = [store.run(calls.gc_rows_past_own_keep(10))]
+    results = [store.run(calls.gc_rows_with_own_retention(10))]
     for _ in range(3):
-        results.append(store.run(calls.gc_rows_past_own_keep(10, after=results[-1].visited_until)))
+        results.append(store.run(calls.gc_rows_with_own_retention(10, after=results[-1].visited_until)))
     assert [(result.deleted, result.more) for result in results] == [(0, True), (0, True), (2, False), (0, False)]
 
 
 def test_an_end_that_is_committed_late_is_found(store: Store, calls: RetentionStatementBuilder) -> None:
     """A transaction that began earlier may commit an end with an older time: the position stays a minute behind."""
     store.given(ended(1, ago=10, keep_seconds=0))
-    first = store.run(calls.gc_rows_past_own_keep(10))
+    first = store.run(calls.gc_rows_with_own_retention(10))
     store.given(ended(2, ago=30, keep_seconds=0))
-    assert store.run(calls.gc_rows_past_own_keep(10, after=first.visited_until)).deleted == 1
+    assert store.run(calls.gc_rows_with_own_retention(10, after=first.visited_until)).deleted == 1
 
 
 def test_a_retry_starts_the_time_anew(store: Store, calls: RetentionStatementBuilder) -> None:
     """A retried instance has not ended, and keeps its own time for its next end."""
     store.given(ended(1, status="failed", keep_seconds=10, unique_key=b"k", unique_scope=FOREVER))
     store.run(store.reads.retry(None, b"k"))
-    assert store.run(calls.gc_rows_past_own_keep(10)).deleted == 0
+    assert store.run(calls.gc_rows_with_own_retention(10)).deleted == 0
     assert (store.row(1)["keep_seconds"], bytes(store.row(1)["unique_guard"])) == (10, b"k")
 
 

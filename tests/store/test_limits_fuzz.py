@@ -77,9 +77,9 @@ class World:
         old = self.policies.get(name)
         if isinstance(old, Rate) and isinstance(policy, Rate):
             for key in [k for k in self.drained if k.partition("/")[0] == name]:
-                gone = max(self.drained[key] - self.now(), 0) * policy.period / old.period
+                gone = max(self.drained[key] - self.now(), 0) * policy.seconds_per_token / old.seconds_per_token
                 self.drained[key] = self.now() + (
-                    min(gone, policy.burst * policy.period) if policy.burst < old.burst else gone
+                    min(gone, policy.burst * policy.seconds_per_token) if policy.burst < old.burst else gone
                 )
         self.policies[name] = policy
 
@@ -161,9 +161,9 @@ class World:
         policy = self.policies[key.partition("/")[0]]
         assert isinstance(policy, Rate)
         gone = max(self.drained.get(key, 0) - self.now(), 0)
-        tokens = policy.burst - gone / policy.period
+        tokens = policy.burst - gone / policy.seconds_per_token
         assert weight <= tokens + 0.1, f"{weight} tokens of {key}, which has {tokens}"
-        self.drained[key] = self.now() + gone + weight * policy.period
+        self.drained[key] = self.now() + gone + weight * policy.seconds_per_token
 
     def any_held(self) -> Claim | None:
         return self.held.pop(self.rnd.choice(list(self.held))) if self.held else None

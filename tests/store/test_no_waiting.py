@@ -176,11 +176,11 @@ CASES = {
         lambda s: (s.run(s.calls.gc(1, 1, 1, 10)).deleted, [row["id"] for row in s.rows()]),
         (1, [1]),
     ),
-    "gc_rows_past_own_keep": Case(
+    "gc_rows_with_own_retention": Case(
         ended(1, keep_seconds=1) + ended(2, keep_seconds=1),
         ROW.format(1),
         lambda s: (
-            s.run(RetentionStatementBuilder(s.schema).gc_rows_past_own_keep(10)).deleted,
+            s.run(RetentionStatementBuilder(s.schema).gc_rows_with_own_retention(10)).deleted,
             [row["id"] for row in s.rows()],
         ),
         (1, [1]),

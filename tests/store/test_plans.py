@@ -245,8 +245,8 @@ WORKS = {
         frozenset({"instances_finished", PKEY, INBOX, *JOURNAL, "retentions_pkey"}),
         16,
     ),
-    "gc_rows_past_own_keep": Work(
-        lambda s: RetentionStatementBuilder(s.schema).gc_rows_past_own_keep(BATCH),
+    "gc_rows_with_own_retention": Work(
+        lambda s: RetentionStatementBuilder(s.schema).gc_rows_with_own_retention(BATCH),
         frozenset({"instances_keep_passed", PKEY, INBOX, *JOURNAL}),
         16,
     ),

@@ -12,7 +12,7 @@ from typing import Final, cast
 import msgspec
 
 from gen_durable.encryption import PayloadEncryption, signal_field, state_field
-from gen_durable.store.start_or_update import SignalOrStart, StartOrUpdate, with_holder_payload
+from gen_durable.store.start_or_update import SignalOrStart, StartOrUpdate, with_payload_for_holder
 from gen_durable.store.statements import Statement, StatementBuilder
 from gen_durable.store.types import InsertResult, OutgoingSignal
 
@@ -81,7 +81,7 @@ def encrypt_for_key_holder(
     else:
         # The holder gets the step and the version of this start too (debounce.sql).
         payload, field = bytes(clear.start["state"]).decode(), _state_field_of_start(clear.start)
-    return with_holder_payload(encrypted, holder, encryption.encrypt(payload, holder, field))
+    return with_payload_for_holder(encrypted, holder, encryption.encrypt(payload, holder, field))
 
 
 def encrypt_signal(outgoing: OutgoingSignal, target: int, encryption: PayloadEncryption) -> OutgoingSignal:

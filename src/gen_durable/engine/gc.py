@@ -99,7 +99,7 @@ class Gc(BackgroundTask):
 
     def _make_delete_statement(self, scan: RetentionScan, batch: int, skip: int) -> Statement[GcResult]:
         if scan.retention_seconds is None:
-            return self._retention_statements.gc_rows_past_own_keep(batch, skip=skip, after=scan.after)
+            return self._retention_statements.gc_rows_with_own_retention(batch, skip=skip, after=scan.after)
         return self._statements.gc(
             *self._retention.seconds, batch, skip=skip, after=scan.after, min_age=scan.retention_seconds
         )

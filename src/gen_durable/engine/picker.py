@@ -104,7 +104,7 @@ class Picker(BackgroundTask):
             return 0
         slots.has_work = True
         self._slots.changed.set()
-        return slots.capacity
+        return slots.remaining_capacity
 
     def wake_by_message(self, queue: str) -> None:
         """A message reports work in a queue, truly or not: pick now, or when the budget for messages allows it."""

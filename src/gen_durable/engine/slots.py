@@ -77,7 +77,7 @@ class QueueSlots:
         self.release_timer: asyncio.TimerHandle | None = None  # for the claim in the buffer that is overdue first
 
     @property
-    def capacity(self) -> int:
+    def remaining_capacity(self) -> int:
         """How many more rows the queue can take, its buffer included."""
         return self.concurrency + self.prefetch - self.running - self.lent - len(self.buffer)
 
@@ -98,7 +98,7 @@ class QueueSlots:
 
     def count_rows_to_pick(self, least: int) -> int:
         """How many rows to pick now; 0 while a pick is not worth a statement."""
-        capacity = self.capacity
+        capacity = self.remaining_capacity
         has_idle_slot = not self.buffer and self.running < self.concurrency
         worthwhile = least if has_idle_slot else max(least, self.prefetch // 2)
         return min(capacity, MAX_PICK) if capacity >= worthwhile else 0

@@ -76,7 +76,7 @@ declare
   worker constant text[] := client || array[
     'pick', 'flush', 'lock_parent_and_allocate_ids', 'insert_started_instances', 'inbox_page', 'children_page',
     'activities_page', 'cancel_requests_of', 'heartbeat', 'reap', 'unblock_missed_rows', 'release_claims', 'gc',
-    'gc_rows_past_own_keep', 'gc_unused_ids', 'declare_retentions', 'declared_retentions', 'trim_history',
+    'gc_rows_with_own_retention', 'gc_unused_ids', 'declare_retentions', 'declared_retentions', 'trim_history',
     'count_due_unknown_steps', 'unlocked_ids', 'set_limit', 'limit_states', 'acquire_step_limit', 'release_step_limit',
     'delete_full_rate_buckets', 'record_checkpoint', 'clear_checkpoint', 'record_activity', 'record_progress', 'history_of',
     'activities_of', 'checkpoint_of', 'instances_of', 'list', 'count', 'count_taken_slots',

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from gen_durable.errors import DecodeError
 from gen_durable.journal import Activity, Checkpoint, Progress, Transition
-from gen_durable.store.readable_times import readable_time
+from gen_durable.store.python_range_times import clamped_time
 from gen_durable.store.schema import Schema
 from gen_durable.store.statements import PAGE_BYTES, Statement
 from gen_durable.store.types import Installation, Row
@@ -82,18 +82,18 @@ class JournalStatementBuilder:
         self._report = f"select locked from {s}.record_progress($1,$2,$3,$4,$5,$6,$7)"  # noqa: S608
         self._trim = f"select {s}.trim_history($1,$2,$3)"
         self._history = (
-            f"select seq, step, outcome, next_step, attempt, {readable_time('started_at')}, duration, worker, error, "  # noqa: S608
+            f"select seq, step, outcome, next_step, attempt, {clamped_time('started_at')}, duration, worker, error, "  # noqa: S608
             f"error_type, traceback, state::text from {s}.history_of($1,$2,$3)"
         )
         self._activities = (
-            f"select visit, step, name, attempt, {readable_time('started_at')}, duration, error, parameters::text, "  # noqa: S608
+            f"select visit, step, name, attempt, {clamped_time('started_at')}, duration, error, parameters::text, "  # noqa: S608
             f"result::text from {s}.activities_of($1,$2,$3)"
         )
         self._checkpoint_of = (
-            f"select format, version, {readable_time('updated_at')}, value::text from {s}.checkpoint_of($1,$2)"  # noqa: S608
+            f"select format, version, {clamped_time('updated_at')}, value::text from {s}.checkpoint_of($1,$2)"  # noqa: S608
         )
         self._progress = (
-            f"select step, branch, fraction, message, {readable_time('updated_at')}, detail::text "  # noqa: S608
+            f"select step, branch, fraction, message, {clamped_time('updated_at')}, detail::text "  # noqa: S608
             f"from {s}.progress_of($1,$2)"
         )
         self._installation = f"select idempotency_prefix, handle_token_key from {s}.installation"  # noqa: S608

@@ -20,7 +20,7 @@ class RetentionStatementBuilder:
         s = f'"{schema.name}"'
         self._declare = f"select {s}.declare_retentions($1,$2,$3,$4,$5)"
         self._declared = f"select fsm, done, failed, cancelled from {s}.declared_retentions()"  # noqa: S608
-        self._gc_kept = f"select deleted, visited_until, more from {s}.gc_rows_past_own_keep($1,$2,$3)"  # noqa: S608
+        self._gc_kept = f"select deleted, visited_until, more from {s}.gc_rows_with_own_retention($1,$2,$3)"  # noqa: S608
 
     def declare_retentions(self, retentions: Mapping[str, Retention | None]) -> Statement[bool]:
         """Store the retentions by machine; None for a machine that declares none. Returns whether any has changed."""
@@ -35,6 +35,8 @@ class RetentionStatementBuilder:
         """The retentions that machines declare, by machine."""
         return Statement(self._declared, (), lambda rows: {row[0]: Retention(*list(row)[1:]) for row in rows})
 
-    def gc_rows_past_own_keep(self, batch: int, *, skip: int = 0, after: datetime | None = None) -> Statement[GcResult]:
+    def gc_rows_with_own_retention(
+        self, batch: int, *, skip: int = 0, after: datetime | None = None
+    ) -> Statement[GcResult]:
         """Delete instances whose own keep has passed. The arguments are those of `StatementBuilder.gc`."""
         return Statement(self._gc_kept, (batch, skip, after), lambda rows: GcResult(*rows[0]))

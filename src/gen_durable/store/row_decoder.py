@@ -15,7 +15,7 @@ from gen_durable.instances import Instance, Status
 from gen_durable.json_codec import decode_untyped_json
 from gen_durable.signals import Received
 from gen_durable.store.blocked_rows import BlockedRows
-from gen_durable.store.readable_times import is_out_of_range, readable_time, time_from_epoch
+from gen_durable.store.python_range_times import is_out_of_range, time_from_epoch, clamped_time
 from gen_durable.store.types import (
     NO_FOLLOW_UPS,
     CancelResult,
@@ -42,7 +42,7 @@ _COLUMNS: Final = (
 )
 _TIMES: Final = {n: name for n, name in enumerate(_COLUMNS) if name.endswith("_at") or name == "await_deadline"}
 INSTANCE: Final = ", ".join(
-    readable_time(f"i.{name}") if n in _TIMES else f"i.{name}" for n, name in enumerate(_COLUMNS)
+    clamped_time(f"i.{name}") if n in _TIMES else f"i.{name}" for n, name in enumerate(_COLUMNS)
 )
 """The columns of instances_of.sql, in the order that `decode_instance` expects."""
 CLAIM: Final = (

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gen_durable.signals import Received, StoredSignal
-from gen_durable.store.readable_times import readable_time
+from gen_durable.store.python_range_times import clamped_time
 from gen_durable.store.row_decoder import decode_inbox
 from gen_durable.store.schema import Schema
 from gen_durable.store.statements import PAGE_BYTES, Statement
@@ -46,7 +46,7 @@ class SignalStatementBuilder:
 
     def __init__(self, schema: Schema) -> None:
         s = f'"{schema.name}"'
-        times = readable_time("inserted_at")
+        times = clamped_time("inserted_at")
         columns = f"id, target_id, machine, name, state, {times}, size, dedup_key, reason, payload::text"
         self._inbox_page = f"select {s}.inbox_page($1,$2,$3,$4,$5)"
         self._reject = f"select rejected, woken_queues from {s}.reject_signals_and_release_claims($1,$2,$3,$4,$5)"  # noqa: S608

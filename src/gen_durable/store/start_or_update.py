@@ -109,7 +109,7 @@ def encode_start_with_scope(
     return _OBJECT.decode(msgspec.json.encode(encoded))
 
 
-def with_holder_payload(call: StartOrUpdate, holder: int, payload: str) -> StartOrUpdate:
+def with_payload_for_holder(call: StartOrUpdate, holder: int, payload: str) -> StartOrUpdate:
     """The call with a payload or state for one holder of the key."""
     match call:
         case SignalOrStart():

@@ -8,7 +8,7 @@
 -- may be left after that. So rows that are kept are not visited again by each call: those of a kind with a longer
 -- retention, and children of a parent that has not ended. A caller with several retentions calls it once for each, with
 -- this min_age and an `after` of its own (engine/gc.py). Rows with a keep_seconds of their own are left to
--- gc_rows_past_own_keep.sql. A call visits at most 1,000 rows more than it may delete, and those that ended in the same
+-- gc_rows_with_own_retention.sql. A call visits at most 1,000 rows more than it may delete, and those that ended in the same
 -- moment. visited_until stays a minute behind the retention: a transaction that began earlier may commit an end with an
 -- older time. An ended child is kept while its parent has not ended: the parent may still read it. A trigger deletes the
 -- signals (delete_signals_trg.sql).

@@ -8,7 +8,7 @@ comment on column @schema.instances.keep_seconds is
 
 -- gc, filter_sql: ended rows under a retention, by age. Rows with a keep_seconds of their own are apart, so that gc does
 -- not walk over them (ADR 24): instances_kept has them by age for filter_sql, instances_keep_passed by the end of their
--- time for gc_rows_past_own_keep (keep_ends_at.sql).
+-- time for gc_rows_with_own_retention (keep_ends_at.sql).
 create index instances_finished on @schema.instances (finished_at) where finished_at is not null and keep_seconds is null;
 create index instances_kept on @schema.instances (finished_at) where finished_at is not null and keep_seconds is not null;
 create index instances_keep_passed

@@ -1,11 +1,11 @@
--- gc_rows_past_own_keep: delete ended instances that were inserted with a keep of their own, once it has passed.
+-- gc_rows_with_own_retention: delete ended instances that were inserted with a keep of their own, once it has passed.
 --
 -- Parameters and result: as gc.sql, with the moment at which the keep passes in place of the end. Rows that are kept for
 -- good are not in the index. visited_until stays a minute behind, as in gc.
 -- An ended child is kept while its parent has not ended.
 -- Index: instances_keep_passed; primary key for the parents. Locks: the rows, SKIP LOCKED (tests/interleavings:
 -- gc_kept_insert).
-create or replace function @schema.gc_rows_past_own_keep(
+create or replace function @schema.gc_rows_with_own_retention(
   batch int, skip int default 0, after timestamptz default null, out deleted int, out visited_until timestamptz,
   out more boolean
 )

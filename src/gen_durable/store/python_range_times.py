@@ -14,7 +14,7 @@ EARLIEST: Final = datetime(1, 1, 2, tzinfo=UTC)
 LATEST: Final = datetime(9999, 12, 30, tzinfo=UTC)
 
 
-def readable_time(column: str) -> str:
+def clamped_time(column: str) -> str:
     """The SQL that reads a column of type timestamptz within the range."""
     earliest, latest = (
         f"'{end.year:04}-{end:%m-%d} 00:00:00+00'::pg_catalog.timestamptz" for end in (EARLIEST, LATEST)
@@ -23,7 +23,7 @@ def readable_time(column: str) -> str:
 
 
 def is_out_of_range(time: datetime | None) -> bool:
-    """Whether a time that was read with `readable_time` stands for one that Python cannot represent."""
+    """Whether a time that was read with `clamped_time` stands for one that Python cannot represent."""
     return time is not None and (time in (EARLIEST, LATEST))
 
 
