@@ -154,7 +154,7 @@ async def test_a_flood_costs_a_bounded_number_of_statements(
                 most_tasks = max(most_tasks, len(asyncio.all_tasks()) - tasks)
                 with contextlib.suppress(TimeoutError):  # what the loop has not read yet is in the driver's buffers
                     async with asyncio.timeout(20):
-                        while tracemalloc.get_traced_memory()[0] >= MOST_BYTES:
+                        while tracemalloc.get_traced_memory()[0] >= MOST_BYTES:  # noqa: ASYNC110
                             await asyncio.sleep(0.1)
                 grown, _ = tracemalloc.get_traced_memory()
                 tracemalloc.stop()

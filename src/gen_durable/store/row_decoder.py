@@ -15,7 +15,7 @@ from gen_durable.instances import Instance, Status
 from gen_durable.json_codec import decode_untyped_json
 from gen_durable.signals import Received
 from gen_durable.store.blocked_rows import BlockedRows
-from gen_durable.store.python_range_times import is_out_of_range, time_from_epoch, clamped_time
+from gen_durable.store.python_range_times import clamped_time, is_out_of_range, time_from_epoch
 from gen_durable.store.types import (
     NO_FOLLOW_UPS,
     CancelResult,
