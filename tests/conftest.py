@@ -7,7 +7,6 @@ GEN_DURABLE_TEST_POOLED (`make test POOLER=1`) the engine reaches it through PgB
 from __future__ import annotations
 
 import asyncio
-import gc
 import inspect
 import os
 import shutil
@@ -37,12 +36,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item.get_closest_marker("long") is None]
     items.sort(key=lambda item: ("tools" not in item.path.parts, item.get_closest_marker("slow") is None))
-
-
-def pytest_collection_finish() -> None:
-    """Leave what is imported and collected out of every later garbage collection: it is a tenth of the suite's time."""
-    gc.collect()
-    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -8,10 +8,14 @@ and exceptions in `__del__` are pytest's own warnings, which are errors in this 
 from __future__ import annotations
 
 import gc
+import itertools
 import logging
 from collections.abc import Iterator
 
 import pytest
+
+FREEZE_EVERY = 20
+"""After so many tests, what is alive is left out of later collections, each of which would look at all of it."""
 
 
 class Reports(logging.Handler):
@@ -26,13 +30,19 @@ class Reports(logging.Handler):
 
 
 def pytest_collection_finish() -> None:
-    """Keep modules and tests out of the collections below, which then take a millisecond or two."""
+    """Leave modules and tests out of the collections below, which then take a millisecond or two."""
     gc.collect()
     gc.freeze()
 
 
+@pytest.fixture(scope="session")
+def tests_run() -> Iterator[int]:
+    """Numbers of the tests of this process."""
+    return itertools.count(1)
+
+
 @pytest.fixture(autouse=True)
-def background_errors(request: pytest.FixtureRequest) -> Iterator[list[str]]:
+def background_errors(request: pytest.FixtureRequest, tests_run: Iterator[int]) -> Iterator[list[str]]:
     """Fail a test whose background tasks die. The value is the list of reports, for tests that expect one."""
     reports = Reports()
     logger = logging.getLogger("asyncio")
@@ -40,6 +50,8 @@ def background_errors(request: pytest.FixtureRequest) -> Iterator[list[str]]:
     try:
         yield reports.texts
         gc.collect()  # a task reports its exception when it is deleted, which for a cycle of references is only here
+        if next(tests_run) % FREEZE_EVERY == 0:
+            gc.freeze()
     finally:
         logger.removeHandler(reports)
     if request.node.get_closest_marker("background_errors") is None:
