@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import random
 import time
 import tracemalloc
@@ -117,10 +118,12 @@ async def arrived(e: Engine) -> AsyncIterator[None]:
 
 @pytest.mark.direct(reason="LISTEN does not pass a pooler")
 async def test_a_flood_costs_a_bounded_number_of_statements(
-    engine: Opening, dsn: str, schema: str, sent: Counter[str]
+    engine: Opening, dsn: str, schema: str, sent: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also while a step runs, whose cancel requests are read. It goes on: no message ends what no row says to end."""
     stop = Stop()
+    # pytest keeps every record that is logged, and another test may have left the level at DEBUG.
+    monkeypatch.setattr(logging.root.manager, "disable", logging.INFO)
 
     @job(name="held")
     async def held(n: int, ctx: Context) -> int:
