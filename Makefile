@@ -61,7 +61,7 @@ help:
 	@echo '  make test-roles    the rights of every role, function by function (PG=15, POOLER=1)'
 	@echo '  make limits-long   run the tests of limits for minutes instead of seconds, with the documented bounds'
 	@echo '  make test-long     random tests and faults at full length, and each benchmark once (about four minutes)'
-	@echo '  make interleavings    run all interleavings of two sessions, a large sample of three (SAMPLES=1000 SEED=7)'
+	@echo '  make interleavings    run up to 500 interleavings of two sessions each, a large sample of three (SAMPLES=1000 SEED=7)'
 	@echo '  make model    compare random histories with a model of the database (MODEL_EXAMPLES=2000)'
 	@echo '  make mutants  remove each guard of the SQL, one at a time: a test must fail for each (about 7 minutes)'
 	@echo '  make mutants PYTHON=1   change random lines of the Python code: a test must fail for 95 % of them (SEED=7 COUNT=100)'
