@@ -21,7 +21,7 @@ from gen_durable.pg.persistent_connection import ConnectionTarget, PersistentCon
 from gen_durable.starts import Start
 from gen_durable.store import schema as schema_files
 from gen_durable.store.schema import Schema
-from gen_durable.store.statements import StatementBuilder
+from gen_durable.store.statements import Statement, StatementBuilder
 
 PROGRAM = """
 import asyncio, sys
@@ -63,6 +63,27 @@ async def test_eight_processes_at_once(dsn: str, bare_schema: str) -> None:
     assert [process.returncode for process in started] == [0] * 8, [err.decode() for _, err in ended]
     applied = str([library_schema_version(Schema(bare_schema))])
     assert sorted(out.decode().strip() for out, _ in ended) == sorted([applied] + ["[]"] * 7)
+
+
+async def test_a_first_migration_that_commits_while_the_schema_is_read(dsn: str, bare_schema: str) -> None:
+    """Its objects are not taken for foreign ones: the second session sees none of them, or all."""
+    schema, other = Schema(bare_schema), PersistentConnection(ConnectionTarget(dsn))
+
+    class Interrupted(PersistentConnection):
+        """Lets the other session migrate after its first statement."""
+
+        async def run(self, statement: Statement[Any]) -> Any:
+            found = await super().run(statement)
+            await migrate(other, schema)
+            return found
+
+    link = Interrupted(ConnectionTarget(dsn))
+    try:
+        assert await read_installed_schema(link, schema) == InstalledSchema()
+        assert (await read_installed_schema(other, schema)).version == library_schema_version(schema)
+    finally:
+        await link.close()
+        await other.close()
 
 
 @pytest.fixture

@@ -51,7 +51,7 @@ class InstalledSchema:
 
 async def read_installed_schema(connection: PersistentConnection | Pool, schema: Schema) -> InstalledSchema:
     """What the schema holds."""
-    has_migrations, has_old_table = await connection.run(Statement(_TABLES, (schema.name,), _first_row))
+    has_migrations, has_old_table, objects = await connection.run(Statement(_CONTENT, (schema.name,), _first_row))
     if has_migrations:
         query = schema.render("select min(version), max(version) from @schema.migrations")
         oldest, newest = await connection.run(Statement(query, (), _first_row))
@@ -59,7 +59,7 @@ async def read_installed_schema(connection: PersistentConnection | Pool, schema:
             return InstalledSchema(newest, is_unreleased=oldest < migrations(schema)[0].version)
     if has_old_table:
         return InstalledSchema(is_unreleased=True)
-    return InstalledSchema(foreign_objects=await connection.run(Statement(_OBJECTS, (schema.name,), _first_column)))
+    return InstalledSchema(foreign_objects=tuple(objects))
 
 
 async def read_role_prefix(connection: PersistentConnection | Pool, schema: Schema) -> str | None:
@@ -72,25 +72,24 @@ def _first_row(rows: Sequence[Row]) -> Sequence[Any]:
     return rows[0]
 
 
-def _first_column(rows: Sequence[Row]) -> tuple[str, ...]:
-    return tuple(row[0] for row in rows)
-
-
-# Other tools have a table called migrations, too: its columns show whether it is gen_durable's.
-_TABLES: Final = """
+# One statement, so one snapshot: if another session commits the first migration between two, its objects would be
+# taken for foreign ones (tests/store/test_migrate.py).
+#
+# Other tools have a table called migrations, too: its columns show whether it is gen_durable's. Every object in a schema
+# depends on it, whatever its kind. Default privileges and publications depend on it in another way (deptype 'a'), and do
+# not count.
+_CONTENT: Final = f"""
 select count(*) filter (where t.relname = 'migrations' and a.attname in ('version', 'applied_at')) = 2,
-       count(*) filter (where t.relname = 'gen_durable') > 0
+       count(*) filter (where t.relname = 'gen_durable') > 0,
+       array(
+         select pg_catalog.pg_describe_object(d.classid, d.objid, d.objsubid)
+         from pg_catalog.pg_depend d
+         join pg_catalog.pg_namespace n on n.oid = d.refobjid
+         where d.refclassid = 'pg_catalog.pg_namespace'::pg_catalog.regclass and n.nspname = $1 and d.deptype = 'n'
+         order by d.objid limit {SHOWN_OBJECTS + 1}
+       )
 from pg_catalog.pg_class t
 join pg_catalog.pg_namespace n on n.oid = t.relnamespace
 join pg_catalog.pg_attribute a on a.attrelid = t.oid and not a.attisdropped
 where n.nspname = $1 and t.relname in ('migrations', 'gen_durable') and t.relkind in ('r', 'p')
-"""
-# Every object in a schema depends on it, whatever its kind. Default privileges and publications depend on it in another
-# way (deptype 'a'), and do not count.
-_OBJECTS: Final = f"""
-select pg_catalog.pg_describe_object(d.classid, d.objid, d.objsubid)
-from pg_catalog.pg_depend d
-join pg_catalog.pg_namespace n on n.oid = d.refobjid
-where d.refclassid = 'pg_catalog.pg_namespace'::pg_catalog.regclass and n.nspname = $1 and d.deptype = 'n'
-order by d.objid limit {SHOWN_OBJECTS + 1}
 """  # noqa: S608  # a constant
