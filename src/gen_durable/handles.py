@@ -175,9 +175,11 @@ def handles_of(
     app: Durable, starts: Sequence[Start[R]], ids: Sequence[int | None], on_conflict: OnConflict
 ) -> list[Handle[R] | None]:
     """Handles on inserted instances; None where an instance was skipped."""
-    is_new = on_conflict != "existing"
+    inserted_at = time.monotonic() if on_conflict != "existing" else -math.inf
     return [
-        None if instance is None else handle_of(app, start, instance, is_new=is_new)
+        None
+        if instance is None
+        else Handle(app, instance, start.step.result_codec, start.step.machine.name, inserted_at)
         for start, instance in zip(starts, ids, strict=True)
     ]
 

@@ -12,6 +12,7 @@ from typing import Final, cast
 import msgspec
 
 from gen_durable.encryption import PayloadEncryption, signal_field, state_field
+from gen_durable.store.packed_lists import split_jsons, split_names, split_numbers
 from gen_durable.store.start_or_update import SignalOrStart, StartOrUpdate, with_payload_for_holder
 from gen_durable.store.statements import Statement, StatementBuilder
 from gen_durable.store.types import InsertResult, OutgoingSignal
@@ -26,14 +27,15 @@ def encrypt_insert_statement(
     encryption: PayloadEncryption,
 ) -> Statement[list[InsertResult]]:
     """An insert with its states and first signals encrypted for the ids that were allocated."""
-    machines, versions, steps, states = cast("tuple[list[str], list[int], list[str], list[str]]", statement.args[:4])
+    machines, versions, steps, states = cast("tuple[str, str, str, str]", statement.args[:4])
+    columns = (split_names(machines), split_numbers(versions), split_names(steps), split_jsons(states))
     signals = cast("list[str | None]", statement.args[16])
     return statements.insert_with_ids(
         statement,
         ids,
         [
             encryption.encrypt(state, instance, state_field(machine, version, step))
-            for instance, machine, version, step, state in zip(ids, machines, versions, steps, states, strict=True)
+            for instance, machine, version, step, state in zip(ids, *columns, strict=True)
         ],
         [
             None if of_one is None else encrypt_first_signals(of_one.encode(), instance, encryption).decode()

@@ -75,9 +75,9 @@ def _first_row(rows: Sequence[Row]) -> Sequence[Any]:
 # One statement, so one snapshot: if another session commits the first migration between two, its objects would be
 # taken for foreign ones (tests/store/test_migrate.py).
 #
-# Other tools have a table called migrations, too: its columns show whether it is gen_durable's. Every object in a schema
-# depends on it, whatever its kind. Default privileges and publications depend on it in another way (deptype 'a'), and do
-# not count.
+# Other tools have a table called migrations, too: its columns show whether it is gen_durable's. Every object in a
+# schema depends on it, whatever its kind. Default privileges and publications depend on it in another way
+# (deptype 'a'), and do not count.
 _CONTENT: Final = f"""
 select count(*) filter (where t.relname = 'migrations' and a.attname in ('version', 'applied_at')) = 2,
        count(*) filter (where t.relname = 'gen_durable') > 0,

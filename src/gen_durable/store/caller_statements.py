@@ -23,12 +23,12 @@ from gen_durable.store.start_or_update import (
     decode_start_or_update,
     start_or_update_parameters,
 )
-from gen_durable.store.statements import Statement, StatementBuilder
+from gen_durable.store.statements import INSERT_COLUMNS, Statement, StatementBuilder
 from gen_durable.store.types import CancelResult, FollowUps, InsertResult, OutgoingSignal, Row
 
 TRANSACTION: Final = "pg_catalog.pg_current_xact_id_if_assigned()::pg_catalog.text"
 INSERT: Final = (
-    *("text[]", "int4[]", "text[]", "jsonb[]", "text[]", "int2[]", "text[]", "float8[]", "timestamptz[]"),
+    *("text", "text", "text", "text", "text", "int2[]", "text[]", "float8[]", "timestamptz[]"),  # INSERT_COLUMNS
     *("bytea[]", "text[]", "text", "jsonb[]", "text[]", "jsonb[]", "float8[]", "jsonb[]"),
 )
 IDS: Final = "int8[]"
@@ -54,14 +54,16 @@ class CallerStatementBuilder:
     ) -> Statement[tuple[list[InsertResult], int | None]]:
         """`statement` is an `insert` or an `insert_with_ids`."""
         types = (*INSERT, IDS)[: len(statement.args)]
-        columns = ",".join(f"${n}" for n in range(1, len(types) + 1))
+        columns = ",".join((INSERT_COLUMNS, *(f"${n}" for n in range(6, len(types) + 1))))
         text = (
             f"select i.ord, i.id, i.inserted, i.blocked_on, {TRANSACTION} "  # noqa: S608
             f"from {self._quoted_schema}.insert({columns},notify => ${len(types) + 1}) as i order by i.ord"
         )
         return _with_text_parameters(
             Statement(
-                text, (*statement.args, notify), lambda rows: (statement.read(rows), _decode_transaction_id(rows[0][4]))
+                text,
+                (*statement.args, notify),
+                lambda rows: ([InsertResult(*row[1:4]) for row in rows], _decode_transaction_id(rows[0][4])),
             ),
             (*types, "bool"),
         )

@@ -6,6 +6,7 @@ The order of columns is that of the functions in `sql/functions`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import repeat
 from typing import Final
 
 import msgspec
@@ -23,6 +24,7 @@ from gen_durable.store.types import (
     Claim,
     FlushResult,
     FollowUps,
+    InsertResult,
     PickResult,
     ReapedClaim,
     ReapResult,
@@ -104,6 +106,12 @@ def decode_pick_result(rows: Sequence[Row]) -> PickResult:
         frozenset(report.woken_queues or ()),
         report.blocked,
     )
+
+
+def decode_insert_results(rows: Sequence[Row]) -> list[InsertResult]:
+    """The results of an insert, from one row with an array per column; null for flags that are all true, or no gate."""
+    ((ids, inserted, blocked_on),) = rows
+    return list(map(InsertResult, ids, inserted or repeat(True), blocked_on or repeat(None)))
 
 
 def decode_claim(row: Row) -> Claim:

@@ -13,7 +13,7 @@ from gen_durable.json_codec import encode_json
 from gen_durable.limits import Concurrency, Limit, Policy
 from gen_durable.signals import SignalMessage
 from gen_durable.starts import Start
-from gen_durable.store.packed_lists import empty_if_all_none
+from gen_durable.store.packed_lists import empty_if_all_none, join_jsons, join_names, join_numbers
 from gen_durable.validation import MAX_BATCH_BYTES
 
 
@@ -71,11 +71,11 @@ def encode_start(start: Start[Any]) -> dict[str, object]:
 def insert_columns(starts: Sequence[Start[Any]], on_conflict: str) -> tuple[object, ...]:
     """The parameters of `insert.sql`, up to the signals."""
     return (
-        [s.step.machine.name for s in starts],
-        [s.step.machine.version for s in starts],
-        [s.step.name for s in starts],
-        encode_states(starts),
-        [s.queue for s in starts],
+        join_names([s.step.machine.name for s in starts]),
+        join_numbers([s.step.machine.version for s in starts]),
+        join_names([s.step.name for s in starts]),
+        join_jsons(encode_states(starts)),
+        join_names([s.queue for s in starts]),
         empty_if_all_none([s.priority or None for s in starts]),
         empty_if_all_none([s.partition_key for s in starts]),
         empty_if_all_none([s.delay or None for s in starts]),

@@ -17,8 +17,10 @@ from gen_durable.limits import Limit, LimitState, Policy
 from gen_durable.starts import Start
 from gen_durable.store.packed_lists import (
     empty_if_all_none,
+    join_jsons,
     join_names,
     join_numbers,
+    jsons_array_sql,
     names_array_sql,
     numbers_array_sql,
 )
@@ -29,6 +31,7 @@ from gen_durable.store.row_decoder import (
     decode_cascade_result,
     decode_children,
     decode_flush_result,
+    decode_insert_results,
     decode_instance,
     decode_pick_result,
     decode_reap_result,
@@ -60,6 +63,16 @@ T = TypeVar("T")
 PAGE_BYTES: Final = 4_000_000  # the event loop decodes a page at once
 # In what clients call JSON goes as text: a codec that a caller's pool has for jsonb must not touch it.
 JSON: Final = "::pg_catalog.text[]::pg_catalog.jsonb[]"
+INSERT_COLUMNS: Final = ",".join(
+    (
+        names_array_sql(1),
+        f"{numbers_array_sql(2)}::pg_catalog.int4[]",
+        names_array_sql(3),
+        jsons_array_sql(4),
+        names_array_sql(5),
+    )
+)
+"""The first arguments of `insert.sql`, as `insert_columns` packs them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +126,12 @@ class StatementBuilder:
     def __init__(self, schema: Schema) -> None:
         self.schema = schema
         s = f'"{schema.name}"'
+        # One row for all instances: the driver takes longer to decode a thousand.
         self._insert = (
-            f"select ord, id, inserted, blocked_on from {s}.insert($1,$2,$3,$4{JSON},$5,$6,$7,$8,$9,$10,$11,$12,"  # noqa: S608
+            "select pg_catalog.array_agg(id), "  # noqa: S608
+            "case when not pg_catalog.bool_and(inserted) then pg_catalog.array_agg(inserted) end, "
+            "case when pg_catalog.bool_or(blocked_on is not null) then pg_catalog.array_agg(blocked_on) end "
+            f"from {s}.insert({INSERT_COLUMNS},$6,$7,$8,$9,$10,$11,$12,"
             f"$13{JSON},$14,$15{JSON},$16,$17{JSON},notify => false)"
         )
         self._insert_as = self._insert.replace(",notify", ",$18,notify")
@@ -174,14 +191,14 @@ class StatementBuilder:
         return Statement(
             self._insert,
             insert_columns(starts, on_conflict),
-            lambda rows: [InsertResult(row[1], row[2], row[3]) for row in rows],
+            decode_insert_results,
         )
 
     def insert_with_ids(
         self, statement: Statement[list[InsertResult]], ids: list[int], states: list[str], signals: list[str | None]
     ) -> Statement[list[InsertResult]]:
         """An `insert` with allocated ids, and the states and signals that were encrypted for them."""
-        args = (*statement.args[:3], states, *statement.args[4:16], signals, ids)
+        args = (*statement.args[:3], join_jsons(states), *statement.args[4:16], signals, ids)
         return Statement(self._insert_as, args, statement.read)
 
     def allocate_ids(self, count: int) -> Statement[list[int]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -226,11 +226,10 @@ class GcResult:
     more: bool
 
 
-@dataclass(frozen=True, slots=True)
-class InsertResult:
+class InsertResult(NamedTuple):
     """The result for one start: the id, or None if it was skipped, and whether the instance is new.
 
-    `blocked_on`: the gate that the new row waits for.
+    `blocked_on`: the gate that the new row waits for. A tuple, because a batch makes thousands of them.
     """
 
     id: int | None
