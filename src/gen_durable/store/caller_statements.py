@@ -16,6 +16,7 @@ from typing import Any, Final, cast
 
 import msgspec
 
+from gen_durable.store.start_encoder import INSERT_COLUMNS
 from gen_durable.store.start_or_update import (
     SignalOrStart,
     StartOrUpdate,
@@ -23,7 +24,7 @@ from gen_durable.store.start_or_update import (
     decode_start_or_update,
     start_or_update_parameters,
 )
-from gen_durable.store.statements import INSERT_COLUMNS, Statement, StatementBuilder
+from gen_durable.store.statements import Statement, StatementBuilder
 from gen_durable.store.types import CancelResult, FollowUps, InsertResult, OutgoingSignal, Row
 
 TRANSACTION: Final = "pg_catalog.pg_current_xact_id_if_assigned()::pg_catalog.text"

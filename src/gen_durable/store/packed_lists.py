@@ -6,6 +6,8 @@ from __future__ import annotations
 from typing import Final, TypeVar
 
 T = TypeVar("T")
+# In what clients call JSON goes as text: a codec that a caller's pool has for jsonb must not touch it.
+JSON: Final = "::pg_catalog.text[]::pg_catalog.jsonb[]"
 JSON_SEPARATOR: Final = "\x01"  # JSON contains no control character except white space
 
 

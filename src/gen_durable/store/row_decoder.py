@@ -111,7 +111,7 @@ def decode_pick_result(rows: Sequence[Row]) -> PickResult:
 def decode_insert_results(rows: Sequence[Row]) -> list[InsertResult]:
     """The results of an insert, from one row with an array per column; null for flags that are all true, or no gate."""
     ((ids, inserted, blocked_on),) = rows
-    return list(map(InsertResult, ids, inserted or repeat(True), blocked_on or repeat(None)))
+    return list(map(InsertResult, ids or (), inserted or repeat(True), blocked_on or repeat(None)))
 
 
 def decode_claim(row: Row) -> Claim:

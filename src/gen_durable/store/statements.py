@@ -16,11 +16,11 @@ from gen_durable.json_codec import encode_json
 from gen_durable.limits import Limit, LimitState, Policy
 from gen_durable.starts import Start
 from gen_durable.store.packed_lists import (
+    JSON,
     empty_if_all_none,
     join_jsons,
     join_names,
     join_numbers,
-    jsons_array_sql,
     names_array_sql,
     numbers_array_sql,
 )
@@ -39,7 +39,7 @@ from gen_durable.store.row_decoder import (
     decode_status,
 )
 from gen_durable.store.schema import Schema
-from gen_durable.store.start_encoder import insert_columns, limit_policy_columns
+from gen_durable.store.start_encoder import insert_columns, insert_sql, limit_policy_columns
 from gen_durable.store.types import (
     CancelResult,
     CascadeResult,
@@ -61,18 +61,6 @@ from gen_durable.store.types import (
 
 T = TypeVar("T")
 PAGE_BYTES: Final = 4_000_000  # the event loop decodes a page at once
-# In what clients call JSON goes as text: a codec that a caller's pool has for jsonb must not touch it.
-JSON: Final = "::pg_catalog.text[]::pg_catalog.jsonb[]"
-INSERT_COLUMNS: Final = ",".join(
-    (
-        names_array_sql(1),
-        f"{numbers_array_sql(2)}::pg_catalog.int4[]",
-        names_array_sql(3),
-        jsons_array_sql(4),
-        names_array_sql(5),
-    )
-)
-"""The first arguments of `insert.sql`, as `insert_columns` packs them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,14 +114,7 @@ class StatementBuilder:
     def __init__(self, schema: Schema) -> None:
         self.schema = schema
         s = f'"{schema.name}"'
-        # One row for all instances: the driver takes longer to decode a thousand.
-        self._insert = (
-            "select pg_catalog.array_agg(id), "  # noqa: S608
-            "case when not pg_catalog.bool_and(inserted) then pg_catalog.array_agg(inserted) end, "
-            "case when pg_catalog.bool_or(blocked_on is not null) then pg_catalog.array_agg(blocked_on) end "
-            f"from {s}.insert({INSERT_COLUMNS},$6,$7,$8,$9,$10,$11,$12,"
-            f"$13{JSON},$14,$15{JSON},$16,$17{JSON},notify => false)"
-        )
+        self._insert = insert_sql(s)
         self._insert_as = self._insert.replace(",notify", ",$18,notify")
         self._allocate_ids = f"select {s}.allocate_ids($1)"
         self._id_of_key = f"select {s}.id_of_key($1)"
