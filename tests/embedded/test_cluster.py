@@ -86,8 +86,8 @@ def test_a_server_of_another_account_gets_its_directory_without_a_name(
 
 def test_a_cluster_is_created_in_a_closed_directory(prepared: Layout, open_air: Path, nobody: PostgresAccount) -> None:
     """The account's own, without what a killed attempt left."""
-    prepared.new_data_directory.mkdir()
-    (prepared.new_data_directory / "leftover").touch()
+    prepared.initdb_directory.mkdir()
+    (prepared.initdb_directory / "leftover").touch()
     cluster = Cluster(prepared, write_programs(open_air / "wheel", ""), nobody)
     lock = file_locks.try_lock_exclusively(prepared.server_lock)
     assert lock is not None
@@ -98,7 +98,7 @@ def test_a_cluster_is_created_in_a_closed_directory(prepared: Layout, open_air: 
     assert [path.name for path in prepared.data.iterdir()] == ["PG_VERSION"]
     assert prepared.data.stat().st_mode & 0o777 == 0o700
     assert prepared.data.stat().st_uid == nobody.uid
-    assert not prepared.new_data_directory.exists()
+    assert not prepared.initdb_directory.exists()
 
 
 def test_an_initdb_that_fails_makes_no_cluster(prepared: Layout, open_air: Path) -> None:

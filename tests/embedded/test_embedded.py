@@ -231,7 +231,7 @@ def test_eight_first_starts_make_one_cluster(data_directory: EmbeddedDirectory) 
 def test_killed_initdb_is_begun_anew(data_directory: EmbeddedDirectory) -> None:
     """A supervisor killed in the midst of initdb leaves no half-made cluster behind."""
     user = data_directory.user()
-    data_directory.until(data_directory.layout.new_data_directory.exists, "initdb is at work")
+    data_directory.until(data_directory.layout.initdb_directory.exists, "initdb is at work")
     user.kill()
     data_directory.kill_supervisor()
     with embedded.start(data_directory.directory) as server:

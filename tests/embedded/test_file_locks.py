@@ -37,7 +37,7 @@ def test_a_revoked_lock_is_free_though_a_copy_is_open(tmp_path: Path) -> None:
     """A child that inherited the descriptor keeps nothing; this process keeps no descriptor."""
     lock = take(tmp_path / "lock")
     copy = os.dup(lock.fd)
-    lock.unlock_for_all()
+    lock.unlock_for_all_and_close()
     assert file_locks.is_unlocked(tmp_path / "lock")
     os.close(copy)
     assert open_files(tmp_path) == []

@@ -85,7 +85,7 @@ def test_other_users_cannot_reach_the_server(
     knock = "import socket, sys; socket.socket(socket.AF_UNIX).connect(sys.argv[1])"
     prepare = (
         "import sys; from pathlib import Path; from gen_durable.embedded import layout;"
-        "layout.create_layout_directory(Path(sys.argv[1]))"
+        "layout.create_and_check_layout(Path(sys.argv[1]))"
     )
     with embedded.start(data_directory.directory):
         for program, argument, complaint in (
@@ -248,17 +248,17 @@ def test_a_directory_that_is_a_file_is_an_error(tmp_path: Path) -> None:
     """The message names it and the ways out, also if it is a directory above."""
     (tmp_path / "file").touch()
     with pytest.raises(EmbeddedUnavailable, match=f"{tmp_path / 'file'}: it is a file, not a directory.*DATABASE_URL"):
-        layout.create_layout_directory(tmp_path / "file")
+        layout.create_and_check_layout(tmp_path / "file")
     below = tmp_path / "file" / ".gen_durable"
     with pytest.raises(EmbeddedUnavailable, match=f"{below}, cannot be used: .*DATABASE_URL") as caught:
-        layout.create_layout_directory(below)
+        layout.create_and_check_layout(below)
     assert isinstance(caught.value.__cause__, NotADirectoryError)
 
 
 def test_directories_that_are_created_are_not_for_others(tmp_path: Path) -> None:
     """Also above the data, and whatever the process allows others by default."""
     os.umask(0)  # a fixture of conftest.py puts it back
-    made = layout.create_layout_directory(tmp_path / "above" / "between" / ".gen_durable").directory
+    made = layout.create_and_check_layout(tmp_path / "above" / "between" / ".gen_durable").directory
     modes = [path.stat().st_mode & 0o777 for path in (made, made.parent, made.parent.parent)]
     assert modes == [0o700, 0o755, 0o755]
     assert made.joinpath(".gitignore").stat().st_mode & 0o777 == 0o600
@@ -365,7 +365,7 @@ def test_data_of_another_user_is_an_error_unless_root_made_it(
     )
     layout.check_layout_ownership(prepared)
     expected = user if user != 0 else None
-    data = [(prepared.new_data_directory, expected), (prepared.data, expected)]
+    data = [(prepared.initdb_directory, expected), (prepared.data, expected)]
     assert checked == [(prepared.directory, user), *data]
     checked.clear()
     monkeypatch.setattr(layout.path_ownership, "check_file_ownership", lambda _path, _owner: None)

@@ -52,7 +52,7 @@ def test_an_account_that_exists_is_used(prepared: Layout, commands: Path) -> Non
     """Nothing is created a second time."""
     (commands / "made").touch()
     creating(commands, "useradd")
-    assert postgres_account.choose_account(prepared) == MADE
+    assert postgres_account.find_or_create_account(prepared) == MADE
     assert (commands / "made").read_text() == ""
 
 
@@ -62,7 +62,7 @@ def test_a_missing_account_is_created(
 ) -> None:
     """With the command that the system has; what it says does not reach the log, and its exit code does not matter."""
     creating(commands, name)
-    assert postgres_account.choose_account(prepared) == MADE
+    assert postgres_account.find_or_create_account(prepared) == MADE
     (said,) = (commands / "made").read_text().splitlines()
     shell = "--shell" if name == "useradd" else "-s"
     assert said.endswith(f"/nonexistent {shell} /usr/sbin/nologin gen_durable")
@@ -73,36 +73,36 @@ def test_an_account_is_created_once(prepared: Layout, commands: Path) -> None:
     """The second command is for systems on which the first does not create it."""
     creating(commands, "useradd")
     creating(commands, "adduser")
-    assert postgres_account.choose_account(prepared) == MADE
+    assert postgres_account.find_or_create_account(prepared) == MADE
     assert len((commands / "made").read_text().splitlines()) == 1
     (commands / "made").unlink()
     write_program(commands / "useradd", "exit 1")
-    assert postgres_account.choose_account(prepared) == MADE
+    assert postgres_account.find_or_create_account(prepared) == MADE
     assert len((commands / "made").read_text().splitlines()) == 1
 
 
 def test_nobody_is_used_where_no_account_can_be_created(prepared: Layout, commands: Path) -> None:
     """A read-only /etc, or a system without such commands."""
-    assert postgres_account.choose_account(prepared) == NOBODY
+    assert postgres_account.find_or_create_account(prepared) == NOBODY
     write_program(commands / "useradd", "exit 1")
-    assert postgres_account.choose_account(prepared) == NOBODY
+    assert postgres_account.find_or_create_account(prepared) == NOBODY
 
 
 def test_data_is_run_by_its_owner(prepared: Layout, commands: Path) -> None:
     """Data of root is run by the account for new data."""
     (commands / "made").touch()
-    assert postgres_account.choose_account(prepared) == MADE
+    assert postgres_account.find_or_create_account(prepared) == MADE
     prepared.data.mkdir()
-    assert postgres_account.choose_account(prepared) == MADE
+    assert postgres_account.find_or_create_account(prepared) == MADE
     os.chown(prepared.data, 3, 4)
-    assert postgres_account.choose_account(prepared) == PostgresAccount(3, 4)
+    assert postgres_account.find_or_create_account(prepared) == PostgresAccount(3, 4)
 
 
 def test_without_root_no_account_is_chosen(prepared: Layout, commands: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The process runs Postgres itself."""
     (commands / "made").touch()
     monkeypatch.setattr(os, "geteuid", lambda: 1)
-    assert postgres_account.choose_account(prepared) is None
+    assert postgres_account.find_or_create_account(prepared) is None
 
 
 def test_an_account_can_run_a_program_that_starts(

@@ -17,7 +17,8 @@ from gen_durable.embedded import file_locks, server_share
 from gen_durable.embedded.binaries import Binaries
 from gen_durable.embedded.layout import Layout
 from gen_durable.embedded.server_probe import ServerState
-from gen_durable.embedded.server_share import SupervisorRestarter, join_server, start_supervisor_if_missing
+from gen_durable.embedded.server_share import SupervisorRestarter, join_server
+from gen_durable.embedded.supervisor_starter import start_supervisor_if_missing
 from gen_durable.errors import EmbeddedUnavailable
 
 BINARIES = Binaries(Path("/nonexistent"))

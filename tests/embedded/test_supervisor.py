@@ -20,7 +20,7 @@ from gen_durable.embedded import file_locks, supervisor
 from gen_durable.embedded.binaries import Binaries
 from gen_durable.embedded.cluster import Cluster
 from gen_durable.embedded.file_locks import FileLock
-from gen_durable.embedded.layout import Layout, create_layout_directory
+from gen_durable.embedded.layout import Layout, create_and_check_layout
 from gen_durable.embedded.postgres_account import PostgresAccount
 from gen_durable.embedded.supervisor import Supervisor
 
@@ -192,7 +192,7 @@ def test_a_server_of_another_account_runs_what_that_account_can_run(
         asked.append((owner, given))
         return copy
 
-    monkeypatch.setattr(supervisor.postgres_account, "choose_account", lambda _layout: nobody)
+    monkeypatch.setattr(supervisor.postgres_account, "find_or_create_account", lambda _layout: nobody)
     monkeypatch.setattr(supervisor, "find_or_copy_runnable_binaries", make_runnable)
     assert supervised.launches_at(100.0)
     assert asked == [(nobody, Binaries(supervised.programs))]
@@ -221,7 +221,7 @@ def test_a_server_whose_directory_is_gone_is_stopped(supervised: Supervised) -> 
     assert supervised.supervisor.start_server_unless_stopping() is False
     shutil.rmtree(supervised.layout.directory)
     assert supervised.supervisor.start_server_unless_stopping() is False
-    create_layout_directory(supervised.layout.directory)
+    create_and_check_layout(supervised.layout.directory)
     supervised.layout.supervisor_lock.touch()
     supervised.layout.users_lock.touch()
     assert supervised.supervisor.start_server_unless_stopping() is False

@@ -21,8 +21,7 @@ import psycopg
 import pytest
 
 from gen_durable import embedded
-from gen_durable.embedded import binaries, layout, postmaster_pid
-from gen_durable.embedded import server_share as embedded_join
+from gen_durable.embedded import binaries, layout, postmaster_process, supervisor_starter
 from gen_durable.embedded.postgres_account import PostgresAccount
 
 T = TypeVar("T")
@@ -155,7 +154,7 @@ class EmbeddedDirectory:
 
     def postmaster(self) -> int:
         """The process id of the server, which must run."""
-        pid = postmaster_pid.find_postmaster_pid(self.layout)
+        pid = postmaster_process.find_postmaster_pid(self.layout)
         assert pid is not None
         return pid
 
@@ -188,7 +187,7 @@ class EmbeddedDirectory:
             # Asked, a supervisor need not linger; a server whose supervisor was killed gets one to be asked.
             before = self.supervisors()
             if self.directory.stat().st_uid == os.geteuid():
-                embedded_join.start_supervisor_if_missing(self.layout, binaries.find_binaries())
+                supervisor_starter.start_supervisor_if_missing(self.layout, binaries.find_binaries())
             self.until(lambda: self.supervisors() != before or self.alive(before[-1]), "a supervisor")
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.supervisors()[-1], signal.SIGTERM)
@@ -254,7 +253,7 @@ def open_files(directory: Path) -> list[str]:
 @pytest.fixture
 def prepared(tmp_path: Path) -> layout.Layout:
     """The directory of a server that was never started."""
-    return layout.create_layout_directory(tmp_path / ".gen_durable")
+    return layout.create_and_check_layout(tmp_path / ".gen_durable")
 
 
 @pytest.fixture

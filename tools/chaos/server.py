@@ -50,7 +50,7 @@ class Server:
     def __init__(self, home: Path, version: str | None) -> None:
         self.data = home / "data"
         self.log = home / "server.log"
-        self.user = postgres_account.choose_account(Layout(home))
+        self.user = postgres_account.find_or_create_account(Layout(home))
         found = binaries.find_binaries() if version is None else binaries.Binaries(INSTALLED / version)
         if not found.postgres.exists():
             raise FileNotFoundError(f"{found.postgres} is missing: install postgresql-{version}, or leave PG out")

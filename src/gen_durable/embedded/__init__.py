@@ -21,11 +21,11 @@ directory is trusted. A path that is too long for a socket gets a short symlink 
 directory. A directory that another user owns, can write to or can replace is refused (see `path_ownership`), and the
 server gets only a few variables of the environment (see `environment`).
 
-Root: Postgres refuses to run as root, so the supervisor stays root and Postgres runs as the account that owns the
-data (see `account`), which also sends it signals: the pid in `postmaster.pid` is that account's word. The account need
-not be able to reach the directory: the working directory may be below `/root`. Postgres is started *inside* its data
-directory with `-D /proc/self/cwd`, which the kernel resolves without walking the path; no permission of any directory
-above is changed.
+Root: Postgres refuses to run as root, so the supervisor stays root and Postgres runs as the account that owns the data
+(see `postgres_account`), which also sends it signals: the pid in `postmaster.pid` is that account's word. The account
+need not be able to reach the directory: the working directory may be below `/root`. Postgres is started *inside* its
+data directory with `-D /proc/self/cwd`, which the kernel resolves without walking the path; no permission of any
+directory above is changed.
 """
 
 from __future__ import annotations
@@ -94,10 +94,10 @@ def start(directory: Path | None = None) -> EmbeddedServer:
         raise EmbeddedUnavailable("The embedded server runs on Linux and macOS only. Pass a DSN or set DATABASE_URL.")
     # Imported late: these need fcntl, which Windows lacks, and users there get the error above.
     from gen_durable.embedded import binaries, server_share, socket_directory
-    from gen_durable.embedded.layout import PORT, create_layout_directory
+    from gen_durable.embedded.layout import PORT, create_and_check_layout
 
     found = binaries.find_binaries()
-    layout = create_layout_directory(Path.cwd() / ".gen_durable" if directory is None else directory)
+    layout = create_and_check_layout(Path.cwd() / ".gen_durable" if directory is None else directory)
     dsn = f"postgresql://postgres@/postgres?host={socket_directory.find_or_link_connectable_directory(layout)}&port={PORT}"
     server = EmbeddedServer(dsn=dsn, directory=layout.directory, _user=server_share.join_server(layout, found))
     logger.info("%s", server.data_location)

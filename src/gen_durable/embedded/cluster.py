@@ -57,8 +57,8 @@ class Cluster:
         return (self.layout.data / "PG_VERSION").exists()
 
     def create(self, lock: FileLock) -> None:
-        """Create the cluster. A killed attempt leaves only `new_data_directory`, which the next one deletes."""
-        fresh = self.layout.new_data_directory
+        """Create the cluster. A killed attempt leaves only `initdb_directory`, which the next one deletes."""
+        fresh = self.layout.initdb_directory
         if fresh.exists():
             shutil.rmtree(fresh)
         fresh.mkdir(mode=0o700)

@@ -2,7 +2,7 @@
 
 A lock is held until it is closed or its process dies. It belongs to the *open file description*: a child that inherits
 the descriptor holds it too, and it is free when the last copy is closed. Hence `close` never unlocks, which would take
-the lock from the copies as well; `unlock_for_all` does.
+the lock from the copies as well; `unlock_for_all_and_close` does.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class FileLock:
         if fd >= 0:
             os.close(fd)
 
-    def unlock_for_all(self) -> None:
+    def unlock_for_all_and_close(self) -> None:
         """Unlock for every process that has a copy, and close this one."""
         fcntl.flock(self._fd, fcntl.LOCK_UN)
         self.close()
@@ -48,7 +48,7 @@ class FileLock:
 
 def try_lock_exclusively(path: Path) -> FileLock | None:
     """The exclusive lock on `path`, or None if there is any other lock on it."""
-    return _try_lock(open_owned_file(path, os.O_RDWR | os.O_CREAT), fcntl.LOCK_EX)
+    return _lock_or_close(open_owned_file(path, os.O_RDWR | os.O_CREAT), fcntl.LOCK_EX)
 
 
 def is_unlocked(path: Path) -> bool:
@@ -57,7 +57,7 @@ def is_unlocked(path: Path) -> bool:
     A concurrent `wait_for_shared_lock` may have to try twice. Does not create the file: the check must not bring back a
     directory that is being deleted.
     """
-    lock = _try_lock(open_owned_file(path, os.O_RDWR), fcntl.LOCK_EX)
+    lock = _lock_or_close(open_owned_file(path, os.O_RDWR), fcntl.LOCK_EX)
     if lock is None:
         return False
     lock.close()
@@ -67,14 +67,14 @@ def is_unlocked(path: Path) -> bool:
 def wait_for_shared_lock(path: Path, timeout: float) -> FileLock | None:
     """A shared lock on `path`, or None if another process holds it exclusively for `timeout` seconds."""
     deadline = time.monotonic() + timeout
-    while (lock := _try_lock(open_owned_file(path, os.O_RDWR | os.O_CREAT), fcntl.LOCK_SH)) is None:
+    while (lock := _lock_or_close(open_owned_file(path, os.O_RDWR | os.O_CREAT), fcntl.LOCK_SH)) is None:
         if time.monotonic() > deadline:
             return None
         time.sleep(0.02)
     return lock
 
 
-def _try_lock(fd: int, kind: int) -> FileLock | None:
+def _lock_or_close(fd: int, kind: int) -> FileLock | None:
     try:
         fcntl.flock(fd, kind | fcntl.LOCK_NB)
     except OSError as error:

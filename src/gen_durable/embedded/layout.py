@@ -1,6 +1,6 @@
 """The paths inside the directory of an embedded server.
 
-The directory and the files beside the data belong to the user of the process, root included: `create_layout_directory`
+The directory and the files beside the data belong to the user of the process, root included: `create_and_check_layout`
 and `check_layout_ownership` refuse a directory of another user. The data belong to the account that runs Postgres.
 """
 
@@ -33,7 +33,7 @@ class Layout:
         return self.directory / "pgdata"
 
     @property
-    def new_data_directory(self) -> Path:
+    def initdb_directory(self) -> Path:
         """The directory in which initdb works; a rename makes it `data`, so `data` is always complete."""
         return self.directory / "pgdata.new"
 
@@ -53,7 +53,7 @@ class Layout:
         return self.directory / "server.log.1"
 
     @property
-    def ignore_file(self) -> Path:
+    def gitignore_file(self) -> Path:
         """Hides the directory from git."""
         return self.directory / ".gitignore"
 
@@ -79,13 +79,13 @@ class Layout:
             return f"(no log: {error})"
 
 
-def create_layout_directory(directory: Path) -> Layout:
-    """Create the directory if it is missing. Raises `EmbeddedUnavailable` if it cannot be used."""
+def create_and_check_layout(directory: Path) -> Layout:
+    """Create the directory if it is missing, and check its owner. Raises `EmbeddedUnavailable` if it cannot be used."""
     try:
         layout = Layout(path_ownership.resolve_safe_path(directory.expanduser()))
         _make_directories(layout.directory)
         check_layout_ownership(layout)
-        with os.fdopen(path_ownership.open_owned_file(layout.ignore_file, os.O_WRONLY | os.O_CREAT), "w") as file:
+        with os.fdopen(path_ownership.open_owned_file(layout.gitignore_file, os.O_WRONLY | os.O_CREAT), "w") as file:
             file.write("*\n")
     except OSError as error:
         raise EmbeddedUnavailable(
@@ -110,10 +110,10 @@ def check_layout_ownership(layout: Layout) -> None:
         layout.server_lock,
         layout.log,
         layout.old_log,
-        layout.ignore_file,
+        layout.gitignore_file,
     ):
         path_ownership.check_file_ownership(file, user)
-    for data in (layout.new_data_directory, layout.data):
+    for data in (layout.initdb_directory, layout.data):
         with contextlib.suppress(FileNotFoundError):
             # Root has made the data, for any account: only root can write to the directory above.
             path_ownership.check_directory_ownership(data, user if user != 0 else None)

@@ -1,4 +1,4 @@
-"""Choose the operating system account that runs Postgres, if this process is root.
+"""Find or create the operating system account that runs Postgres, if this process is root.
 
 Existing data is run by its owner, so a directory keeps working when a new container numbers its users differently. New
 data belongs to a system account `gen_durable`, created on first use, or to `nobody` where accounts cannot be created
@@ -44,7 +44,7 @@ class PostgresAccount:
         return done.returncode == 0
 
 
-def choose_account(layout: Layout) -> PostgresAccount | None:
+def find_or_create_account(layout: Layout) -> PostgresAccount | None:
     """The account for the data of `layout`, or None if this process is not root and runs Postgres itself."""
     if os.geteuid() != 0:
         return None

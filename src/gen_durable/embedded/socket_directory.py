@@ -32,7 +32,7 @@ def find_or_link_connectable_directory(layout: Layout) -> Path:
     """The directory to connect through, with its symlink. Call it again now and then: temp directories get cleaned."""
     if _can_be_socket_directory(layout.data):
         return layout.data
-    alias = _create_alias_directory() / hashlib.sha256(os.fsencode(layout.data)).hexdigest()[:16]
+    alias = _find_or_create_alias_parent() / hashlib.sha256(os.fsencode(layout.data)).hexdigest()[:16]
     if not _is_symlink_to(alias, layout.data):
         fresh = alias.with_name(f"{alias.name}.{os.getpid()}")
         fresh.unlink(missing_ok=True)
@@ -53,7 +53,8 @@ def _is_symlink_to(alias: Path, target: Path) -> bool:
         return False
 
 
-def _create_alias_directory() -> Path:
+def _find_or_create_alias_parent() -> Path:
+    """The private directory that holds the symlinks of all servers of this user."""
     name = f"gen_durable-{os.geteuid()}"
     temp = Path(tempfile.gettempdir())
     home = (temp if _can_be_socket_directory(temp / name / ("0" * 16)) else Path("/tmp")) / name  # noqa: S108  # checked below

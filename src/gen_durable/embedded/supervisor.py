@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from types import FrameType
 
-from gen_durable.embedded import file_locks, postgres_account, postmaster_pid
+from gen_durable.embedded import file_locks, postgres_account, postmaster_process
 from gen_durable.embedded.binaries import Binaries, find_or_copy_runnable_binaries
 from gen_durable.embedded.cluster import Cluster
 from gen_durable.embedded.file_locks import FileLock
@@ -30,6 +30,7 @@ _CHECK_INTERVAL_WHILE_DOWN = 0.05  # until the dead server's last backend is gon
 _LINGER = 1.0  # how long the server stays without a user
 _STABLE_AFTER = 5.0  # a server that ran this long is restarted at once
 _LONGEST_PAUSE = 5.0
+_REMOVED = "the directory was removed"
 _STOPPING = (
     (signal.SIGINT, 30.0),
     (signal.SIGQUIT, 10.0),
@@ -73,14 +74,16 @@ class Supervisor:
 
     def start_server_unless_stopping(self) -> bool:
         """Start the server if it is down. Returns False if the supervisor should stop it and exit."""
-        if (reason := self._find_stop_reason()) is not None:
+        try:
+            reason = self._find_stop_reason()
+            if reason is None and self._try_lock_users_out():
+                reason = "there is no user any more"
+        except FileNotFoundError:
+            reason = _REMOVED
+        if reason is not None:
             logger.info("stopping: %s", reason)
             return False
-        if self._child is not None and self._child.poll() is not None:
-            logger.warning("Postgres exited with status %s", self._child.returncode)
-            is_stable = time.monotonic() - self._launched > _STABLE_AFTER
-            self._pause = 0.0 if is_stable else min(_LONGEST_PAUSE, self._pause * 2 + 0.1)
-            self._child = None
+        self._record_server_exit()
         if time.monotonic() >= self._launched + self._pause:
             self._start_server_if_unlocked()
         return True
@@ -88,15 +91,18 @@ class Supervisor:
     def _find_stop_reason(self) -> str | None:
         if self._is_stop_requested:
             return "received a stop signal"
-        try:
-            if self._is_same_directory():
-                return "there is no user any more" if self._try_lock_users_out() else None
-        except FileNotFoundError:
-            pass
-        return "the directory was removed"
+        return None if self._is_same_directory() else _REMOVED
+
+    def _record_server_exit(self) -> None:
+        """Notice that Postgres has exited, and set the pause before its next start."""
+        if self._child is not None and self._child.poll() is not None:
+            logger.warning("Postgres exited with status %s", self._child.returncode)
+            is_stable = time.monotonic() - self._launched > _STABLE_AFTER
+            self._pause = 0.0 if is_stable else min(_LONGEST_PAUSE, self._pause * 2 + 0.1)
+            self._child = None
 
     def _has_server_process(self) -> bool:
-        return self._child is not None or postmaster_pid.find_postmaster_pid(self._layout) is not None
+        return self._child is not None or postmaster_process.find_postmaster_pid(self._layout) is not None
 
     def _try_lock_users_out(self) -> bool:
         """Lock new users out if the server had no user for a while. Returns whether it did: from then on they wait."""
@@ -117,27 +123,31 @@ class Supervisor:
             return
         self._launched = time.monotonic()
         try:
-            check_layout_ownership(self._layout)
-            owner = postgres_account.choose_account(self._layout)
-            binaries = self._binaries if owner is None else find_or_copy_runnable_binaries(owner, self._binaries)
-            cluster = Cluster(self._layout, binaries, owner)
-            if not cluster.exists():
-                logger.info("creating a cluster in %s", self._layout.data)
-                cluster.create(lock)
-            postmaster_pid.remove_stale_pid_files(self._layout)
-            self._child = cluster.start_postmaster(lock)
+            self._child = self._prepare_cluster(lock).start_postmaster(lock)
         except (OSError, EmbeddedUnavailable):
             logger.exception("cannot start Postgres; retrying")
             self._pause = min(_LONGEST_PAUSE, self._pause * 2 + 0.5)
         finally:
             lock.close()
 
+    def _prepare_cluster(self, lock: FileLock) -> Cluster:
+        """The data directory, ready for a postmaster of the right account; created if there is none."""
+        check_layout_ownership(self._layout)
+        owner = postgres_account.find_or_create_account(self._layout)
+        binaries = self._binaries if owner is None else find_or_copy_runnable_binaries(owner, self._binaries)
+        cluster = Cluster(self._layout, binaries, owner)
+        if not cluster.exists():
+            logger.info("creating a cluster in %s", self._layout.data)
+            cluster.create(lock)
+        postmaster_process.remove_pid_files_of_other_processes(self._layout)
+        return cluster
+
     def _stop_server(self) -> None:
         for number, timeout in _STOPPING:
             if self._child is not None:
                 self._child.send_signal(number)
             elif self._is_same_directory():
-                postmaster_pid.signal_postmaster(self._layout, number)
+                postmaster_process.signal_postmaster(self._layout, number)
             deadline = time.monotonic() + timeout
             while time.monotonic() < deadline:
                 if self._is_server_down():
@@ -173,7 +183,7 @@ def detach_and_supervise(directory: str, root: str, inherited: int) -> None:
     layout = Layout(Path(directory))
     # The starter took the lock and passed it on. If it has forked meanwhile, the child's copy would outlive this
     # process; so the inherited lock is revoked and taken anew on a descriptor of this process only.
-    FileLock(inherited).unlock_for_all()
+    FileLock(inherited).unlock_for_all_and_close()
     own = file_locks.try_lock_exclusively(layout.supervisor_lock)
     if own is not None:
         logger.info("supervising %s", layout.directory)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gen_durable.embedded import postmaster_pid
+from gen_durable.embedded import postmaster_process
 from gen_durable.embedded.layout import Layout
 from gen_durable.embedded.postgres_account import PostgresAccount
 
@@ -38,7 +38,7 @@ def write_files(layout: Layout, pid: object) -> None:
 
 
 def left_files(layout: Layout) -> list[str]:
-    postmaster_pid.remove_stale_pid_files(layout)
+    postmaster_process.remove_pid_files_of_other_processes(layout)
     return [name for name in NAMES if (layout.data / name).exists()]
 
 
@@ -47,7 +47,7 @@ def test_a_process_that_works_in_the_data_directory_is_the_postmaster(prepared: 
     prepared.data.mkdir()
     with process(prepared.data) as pid:
         write_files(prepared, pid)
-        assert postmaster_pid.find_postmaster_pid(prepared) == pid
+        assert postmaster_process.find_postmaster_pid(prepared) == pid
         assert left_files(prepared) == list(NAMES)
 
 
@@ -55,7 +55,7 @@ def test_a_process_that_works_elsewhere_is_not_the_postmaster(prepared: Layout, 
     """Its number was reused: the server is not it, and the files are removed."""
     with process(tmp_path) as pid:
         write_files(prepared, pid)
-        assert postmaster_pid.find_postmaster_pid(prepared) is None
+        assert postmaster_process.find_postmaster_pid(prepared) is None
         assert left_files(prepared) == []
         assert left_files(prepared) == []
 
@@ -64,7 +64,7 @@ def test_a_process_that_works_elsewhere_is_not_the_postmaster(prepared: Layout, 
 def test_a_file_without_a_process_id_names_no_postmaster(prepared: Layout, content: str) -> None:
     """A crash can leave an empty file. Postgres deals with it. To `kill`, -1 is every process, and 0 its own group."""
     write_files(prepared, content)
-    assert postmaster_pid.find_postmaster_pid(prepared) is None
+    assert postmaster_process.find_postmaster_pid(prepared) is None
     assert left_files(prepared) == list(NAMES)
 
 
@@ -73,7 +73,7 @@ def test_the_files_of_a_dead_process_are_left_to_postgres(prepared: Layout) -> N
     child = subprocess.Popen(["true"])
     child.wait()
     write_files(prepared, child.pid)
-    assert postmaster_pid.find_postmaster_pid(prepared) is None
+    assert postmaster_process.find_postmaster_pid(prepared) is None
     assert left_files(prepared) == list(NAMES)
 
 
@@ -86,7 +86,7 @@ def test_a_zombie_is_not_the_postmaster(prepared: Layout) -> None:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     write_files(prepared, child.pid)
-    assert postmaster_pid.find_postmaster_pid(prepared) is None
+    assert postmaster_process.find_postmaster_pid(prepared) is None
     assert left_files(prepared) == []
     child.wait()
 
@@ -101,7 +101,7 @@ def test_a_file_that_vanishes_meanwhile_is_no_error(prepared: Layout, monkeypatc
 
     with process(prepared.directory) as pid:
         write_files(prepared, pid)
-        monkeypatch.setattr(postmaster_pid, "_has_working_directory", vanish)
+        monkeypatch.setattr(postmaster_process, "_has_working_directory", vanish)
         assert left_files(prepared) == []
 
 
@@ -111,8 +111,8 @@ def test_without_proc_a_living_process_is_taken_for_the_postmaster(
     """macOS does not show where a process works."""
     with process(tmp_path) as pid:
         write_files(prepared, pid)
-        monkeypatch.setattr(postmaster_pid, "Path", lambda name: tmp_path / "none" / str(name).lstrip("/"))
-        assert postmaster_pid.find_postmaster_pid(prepared) == pid
+        monkeypatch.setattr(postmaster_process, "Path", lambda name: tmp_path / "none" / str(name).lstrip("/"))
+        assert postmaster_process.find_postmaster_pid(prepared) == pid
         assert left_files(prepared) == list(NAMES)
 
 
@@ -124,8 +124,8 @@ def test_a_file_that_is_something_else_names_no_postmaster(prepared: Layout) -> 
     (prepared.data / NAMES[1]).symlink_to(prepared.directory / "elsewhere")
     with process(prepared.directory) as pid:
         (prepared.directory / "elsewhere").write_text(f"{pid}\n")
-        assert postmaster_pid.find_postmaster_pid(prepared) is None
-        postmaster_pid.remove_stale_pid_files(prepared)
+        assert postmaster_process.find_postmaster_pid(prepared) is None
+        postmaster_process.remove_pid_files_of_other_processes(prepared)
         assert (prepared.data / NAMES[1]).is_symlink()
 
 
@@ -135,26 +135,26 @@ def test_a_file_of_another_user_names_no_postmaster(prepared: Layout, monkeypatc
     with process(prepared.data) as pid:
         write_files(prepared, pid)
         owners: list[int | None] = []
-        real = postmaster_pid.open_owned_file
+        real = postmaster_process.open_owned_file
 
         def open_file(path: Path, flags: int, owner: int | None = None) -> int:
             owners.append(owner)
             return real(path, flags, owner=os.geteuid() + 1)
 
-        monkeypatch.setattr(postmaster_pid, "open_owned_file", open_file)
-        assert postmaster_pid.find_postmaster_pid(prepared) is None
+        monkeypatch.setattr(postmaster_process, "open_owned_file", open_file)
+        assert postmaster_process.find_postmaster_pid(prepared) is None
         assert owners == [prepared.data.stat().st_uid]
 
 
 def test_a_signal_reaches_the_postmaster(prepared: Layout) -> None:
     """And nothing happens if there is none."""
-    postmaster_pid.signal_postmaster(prepared, signal.SIGTERM)
+    postmaster_process.signal_postmaster(prepared, signal.SIGTERM)
     prepared.data.mkdir()
     child = subprocess.Popen(["sleep", "60"], cwd=prepared.data)
     write_files(prepared, child.pid)
-    postmaster_pid.signal_postmaster(prepared, signal.SIGINT)
+    postmaster_process.signal_postmaster(prepared, signal.SIGINT)
     assert child.wait(20) == -signal.SIGINT
-    postmaster_pid.signal_postmaster(prepared, signal.SIGTERM)
+    postmaster_process.signal_postmaster(prepared, signal.SIGTERM)
 
 
 def test_a_signal_of_root_reaches_only_processes_of_the_account(prepared: Layout, nobody: PostgresAccount) -> None:
@@ -164,13 +164,13 @@ def test_a_signal_of_root_reaches_only_processes_of_the_account(prepared: Layout
         write_files(prepared, pid)
         for path in (prepared.data, *(prepared.data / name for name in NAMES)):
             os.chown(path, nobody.uid, nobody.gid)
-        assert postmaster_pid.find_postmaster_pid(prepared) == pid
-        postmaster_pid.signal_postmaster(prepared, signal.SIGKILL)
+        assert postmaster_process.find_postmaster_pid(prepared) == pid
+        postmaster_process.signal_postmaster(prepared, signal.SIGKILL)
         time.sleep(0.05)  # `process` asserts that it lives
     options = {"user": nobody.uid, "group": nobody.gid, "extra_groups": []}
     child = subprocess.Popen(["sleep", "60"], cwd=prepared.data, **options)  # type: ignore[call-overload]
     (prepared.data / NAMES[0]).write_text(f"{child.pid}\n")
-    postmaster_pid.signal_postmaster(prepared, signal.SIGTERM)
+    postmaster_process.signal_postmaster(prepared, signal.SIGTERM)
     assert child.wait(20) == -signal.SIGTERM
 
 
@@ -183,10 +183,10 @@ def test_a_signal_is_sent_with_the_rights_of_the_owner_of_the_data(
     with process(prepared.data) as pid:
         write_files(prepared, pid)
         monkeypatch.setattr(
-            postmaster_pid.subprocess, "run", lambda command, **options: sent.append((command, options))
+            postmaster_process.subprocess, "run", lambda command, **options: sent.append((command, options))
         )
         monkeypatch.setattr(os, "geteuid", lambda: owner.st_uid + 1)
-        postmaster_pid.signal_postmaster(prepared, signal.SIGINT)
+        postmaster_process.signal_postmaster(prepared, signal.SIGINT)
         ((command, options),) = sent
         assert command[-2:] == ["2", str(pid)]
         assert (options["user"], options["group"], options["extra_groups"]) == (owner.st_uid, owner.st_gid, [])

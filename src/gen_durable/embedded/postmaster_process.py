@@ -47,8 +47,8 @@ def signal_postmaster(layout: Layout, number: signal.Signals) -> None:
     )
 
 
-def remove_stale_pid_files(layout: Layout) -> None:
-    """Remove the lock files of a dead server. Only for the holder of `server.lock`.
+def remove_pid_files_of_other_processes(layout: Layout) -> None:
+    """Remove lock files whose pid belongs to another process by now. Only for the holder of `server.lock`.
 
     Postgres does this itself, except if the pid now belongs to another process of the same user: it then refuses to
     start while that process lives. Guarded by test_a_reused_process_id_does_not_block.
