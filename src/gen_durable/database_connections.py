@@ -119,12 +119,12 @@ class DatabaseConnections:
         return None if self._target is None or self._target.pooled else self._target
 
     @property
-    def starts_embedded_server(self) -> bool:
+    def is_embedded_by_default(self) -> bool:
         """Whether `open` starts the embedded server although no directory was named for it."""
         is_named = self._dsn or self._caller_pool or self._directory or os.environ.get("DATABASE_URL")
         return not is_named
 
-    async def open_and_check_schema(self) -> None:
+    async def open_and_prepare_schema(self) -> None:
         """Find the database, then migrate or check its schema."""
         try:
             if self._caller_pool is None or self._dsn is not None:
@@ -134,10 +134,10 @@ class DatabaseConnections:
                 self._refuse_or_warn_about_weak_tls("the DSN", found.dsn)
                 if self._listen_dsn is not None:
                     self._refuse_or_warn_about_weak_tls("listen_dsn", self._listen_dsn)
-                self._target = await self._migrate_or_check_schema(found)
+                self._target = await self._prepare_schema_and_detect_pooler(found)
                 self.pool: Pool = OwnPool(self._target, self._size)
             if self._caller_pool is not None:
-                await self._check_caller_pool(self._caller_pool)
+                await self._check_and_adopt_caller_pool(self._caller_pool)
             self.client_pool: Pool = self._caller_pool or self.pool
         except SqlError as error:
             await self._release_embedded_server()
@@ -162,27 +162,34 @@ class DatabaseConnections:
         elif (weak := find_tls_weakness(dsn, os.environ)) is not None:
             log.warning("%s", weak)
 
-    async def _migrate_or_check_schema(self, target: ConnectionTarget) -> ConnectionTarget:
+    async def _prepare_schema_and_detect_pooler(self, target: ConnectionTarget) -> ConnectionTarget:
         """Migrate or check the schema. Returns the target, which knows by then whether it is a pooler."""
         connection = PersistentConnection(target)
         try:
-            if self._migrate or (self._migrate is None and self._embedded is not None):
-                await migrate(connection, self.schema, roles=self._roles)
-            else:
-                await check_schema_version(connection, self.schema)
+            await self._migrate_or_check_schema(connection)
             self.installation = await connection.run(JournalStatementBuilder(self.schema).installation())
             if connection.target.pooled:
                 (await connection.run(role_settings_statement())).check_engine_can_work()
         finally:
             await connection.close()
-        if connection.target.pooled and self._pooler is None:
+        self._warn_about_undeclared_pooler(connection.target)
+        return connection.target
+
+    async def _migrate_or_check_schema(self, connection: PersistentConnection) -> None:
+        if self._migrate or (self._migrate is None and self._embedded is not None):
+            await migrate(connection, self.schema, roles=self._roles)
+        else:
+            await check_schema_version(connection, self.schema)
+
+    def _warn_about_undeclared_pooler(self, target: ConnectionTarget) -> None:
+        if target.pooled and self._pooler is None:
             log.warning(
                 "the DSN leads through a pooler, so statements are not prepared%s; say so with pooler='transaction'",
                 "" if self._listen_dsn is not None else " and workers poll: listen_dsn= takes a direct DSN",
             )
-        return connection.target
 
-    async def _check_caller_pool(self, caller_pool: CallerPool) -> None:
+    async def _check_and_adopt_caller_pool(self, caller_pool: CallerPool) -> None:
+        """Check the schema behind the caller's pool. Without a DSN, the pool also runs the library's own statements."""
         await check_schema_version(caller_pool, self.schema)
         installation = await caller_pool.run(JournalStatementBuilder(self.schema).installation())
         if self._target is None:

@@ -1,4 +1,4 @@
-"""The doctor: checks the invariants of a schema, and counts its instances, for the command line and tests.
+"""The doctor: checks the invariants of a schema, for the command line and tests.
 
 Reads only, one statement at a time: each answer is of one snapshot.
 """
@@ -10,10 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gen_durable.instances import Status
 from gen_durable.pg.installed_schema import read_role_prefix
 from gen_durable.pg.persistent_connection import PersistentConnection, RunStatement
-from gen_durable.store.row_decoder import decode_status
 from gen_durable.store.schema import Schema, checks
 from gen_durable.store.statements import Statement
 from gen_durable.store.types import Row
@@ -42,9 +40,9 @@ class Finding:
         return self.count == 0
 
     @property
-    def subject(self) -> str:
-        """What the ids of the violations identify."""
-        return _SUBJECTS.get(self.check, "instance")
+    def violation_id_kind(self) -> str:
+        """What the ids of the violations identify: an instance, a process, a lock or a queue."""
+        return _VIOLATION_ID_KINDS.get(self.check, "instance")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,22 +54,15 @@ class Advice:
     lines: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class StepCount:
-    """How many instances of a machine are in a step and a status."""
-
-    machine: str
-    step: str
-    status: Status
-    count: int
-
-
 async def diagnose(connection: PersistentConnection, schema: Schema, *, show: int = 20) -> list[Finding]:
     """Run every check in `sql/checks`. An invariant holds if its check returns no row, also while workers run."""
     findings: list[Finding] = []
     for name, sql in checks(schema):
         rows = await connection.run_in_transaction(
-            functools.partial(_run_check, statement=Statement(_FIRST.replace("@check", sql), (show,), _rows_unchanged))
+            functools.partial(
+                _run_with_fixed_search_path,
+                statement=Statement(_FIRST.replace("@check", sql), (show,), _rows_unchanged),
+            )
         )
         first = tuple(Violation(row[0], row[1]) for row in rows)
         findings.append(Finding(name, _leading_comment(sql), rows[0][2] if rows else 0, first))
@@ -84,7 +75,7 @@ async def check_roles(connection: PersistentConnection, schema: Schema, *, show:
     if prefix is None:
         return None
     statement = Statement(schema.roles_check(prefix), (), _rows_unchanged)
-    rows = await connection.run_in_transaction(functools.partial(_run_check, statement=statement))
+    rows = await connection.run_in_transaction(functools.partial(_run_with_fixed_search_path, statement=statement))
     meaning = (
         "Owners and rights are as `gen-durable migrate --roles` makes them. Drop what is not gen_durable's, then run "
         "`gen-durable migrate --roles`, which restores the others."
@@ -98,7 +89,7 @@ async def find_owner_members(connection: PersistentConnection, schema: Schema, *
     if prefix is None:
         return None
     statement = Statement(schema.owner_members(prefix), (), _rows_unchanged)
-    rows = await connection.run_in_transaction(functools.partial(_run_check, statement=statement))
+    rows = await connection.run_in_transaction(functools.partial(_run_with_fixed_search_path, statement=statement))
     meaning = (
         f"Only the login that migrates needs to be a member of {prefix}_owner, and no service should have that login. "
         f"Revoke other memberships: `revoke {prefix}_owner from LOGIN`."
@@ -106,19 +97,10 @@ async def find_owner_members(connection: PersistentConnection, schema: Schema, *
     return Advice("owner_members", meaning, tuple(row[0] for row in rows[:show])) if rows else None
 
 
-async def count_by_step_and_status(connection: PersistentConnection, schema: Schema) -> list[StepCount]:
-    """All instances, counted by machine, step and status. Reads the whole table: use it on small ones."""
-    return await connection.run(Statement(schema.render(_COUNT_BY_STEP), (), _decode_step_counts))
-
-
-async def _run_check(run: RunStatement, *, statement: Statement[Sequence[Row]]) -> Sequence[Row]:
+async def _run_with_fixed_search_path(run: RunStatement, *, statement: Statement[Sequence[Row]]) -> Sequence[Row]:
     # Checks use unqualified names such as now(), whatever the caller's search_path is.
     await run(Statement("set local search_path = pg_catalog, pg_temp", (), _rows_unchanged))
     return await run(statement)
-
-
-def _decode_step_counts(rows: Sequence[Row]) -> list[StepCount]:
-    return [StepCount(machine, step, decode_status(status), count) for machine, step, status, count in rows]
 
 
 def _rows_unchanged(rows: Sequence[Row]) -> Sequence[Row]:
@@ -134,11 +116,12 @@ def _leading_comment(sql: str) -> str:
     return " ".join(lines)
 
 
-_SUBJECTS: Final = {"long_gate_lock_holder": "pid", "missing_gate_lock": "lock", "full_notification_queue": "queue"}
+_VIOLATION_ID_KINDS: Final = {
+    "long_gate_lock_holder": "pid",
+    "missing_gate_lock": "lock",
+    "full_notification_queue": "queue",
+}
 # A check begins with a comment, so it needs a line of its own.
 _FIRST: Final = """select v.id, v.problem, count(*) over () from (
 @check
 ) as v order by v.id limit $1"""
-_COUNT_BY_STEP: Final = (
-    "select fsm, step, status::text, count(*) from @schema.instances group by fsm, step, status order by 1, 2, 3"
-)

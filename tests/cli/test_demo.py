@@ -19,10 +19,10 @@ from gen_durable.cli.database_opener import open_database
 from gen_durable.cli.demo import run_verifier
 from gen_durable.cli.demo.demo_script import DemoObservations, PlacedOrder
 from gen_durable.cli.demo.machines import Order, Receipt
-from gen_durable.cli.demo.schema import create_schema_anew_or_set_old_aside
+from gen_durable.cli.demo.schema import drop_or_rename_old_schema
 from gen_durable.cli.demo.worker_program import SCHEMA
 from gen_durable.errors import SchemaConflict
-from gen_durable.pg.migrate import check_schema_version
+from gen_durable.pg.migrate import check_schema_version, migrate
 from gen_durable.pg.persistent_connection import ConnectionTarget, PersistentConnection
 from gen_durable.store.schema import Schema
 
@@ -63,14 +63,15 @@ async def test_data_of_an_older_layout_are_set_aside(dsn: str, bare_schema: str)
     try:
         for expected in (f"{bare_schema}_old1", f"{bare_schema}_old2"):
             await driver_connection.execute(f"drop schema if exists {bare_schema} cascade; {old_layout(bare_schema)}")
-            assert await create_schema_anew_or_set_old_aside(connection, Schema(bare_schema)) == expected
+            assert await drop_or_rename_old_schema(connection, Schema(bare_schema)) == expected
             assert await driver_connection.fetchval(f"select id from {expected}.gen_durable") == 7
+            await migrate(connection, Schema(bare_schema))
             await check_schema_version(connection, Schema(bare_schema))
-        assert await create_schema_anew_or_set_old_aside(connection, Schema(bare_schema)) is None
-        await driver_connection.execute(f"drop schema {bare_schema} cascade; create schema {bare_schema}")
+        assert await drop_or_rename_old_schema(connection, Schema(bare_schema)) is None
+        await driver_connection.execute(f"create schema {bare_schema}")
         await driver_connection.execute(f"create table {bare_schema}.customers (id int)")
         with pytest.raises(SchemaConflict, match="customers"):
-            await create_schema_anew_or_set_old_aside(connection, Schema(bare_schema))
+            await drop_or_rename_old_schema(connection, Schema(bare_schema))
     finally:
         for name in (f"{bare_schema}_old1", f"{bare_schema}_old2"):
             await driver_connection.execute(f"drop schema if exists {name} cascade")

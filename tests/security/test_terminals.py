@@ -22,7 +22,7 @@ import gen_durable.cli
 from gen_durable.cli.app import app
 from gen_durable.cli.console import EscapingConsole, make_escaped_text
 from gen_durable.cli.demo.run_verifier import CheckResult, DemoReport, MachineTotals
-from gen_durable.cli.demo.view_protocol import DemoEvent, DemoState, EventImportance
+from gen_durable.cli.demo.view_protocol import DemoEvent, DemoState, EventLevel
 from gen_durable.cli.demo.views import LineView, LiveView, print_report
 from gen_durable.cli.tables import new_borderless_table
 from gen_durable.printable_text import TextBlock, escape_to_one_line
@@ -236,7 +236,7 @@ def test_the_live_picture_of_the_demo() -> None:
     """Events, locations and reports of the demo are data, too."""
     console = EscapingConsole(file=StringIO(), width=300, force_terminal=True, color_system="truecolor")
     state = DemoState(ALL)
-    state.events.append(DemoEvent(1.0, ALL, EventImportance.BAD))
+    state.events.append(DemoEvent(1.0, ALL, EventLevel.BAD))
     from rich.live import Live
 
     with Live(console=console, auto_refresh=False, screen=False) as live:
@@ -251,7 +251,7 @@ def test_the_live_picture_of_the_demo() -> None:
 
 
 def test_lines_of_the_demo(capsys: pytest.CaptureFixture[str]) -> None:
-    LineView().show_event(DemoEvent(1.0, ALL, EventImportance.BAD))
+    LineView().show_event(DemoEvent(1.0, ALL, EventLevel.BAD))
     shown = capsys.readouterr().out
     assert len(shown.splitlines()) == 1
     check_output(shown)

@@ -10,13 +10,20 @@ from typing import Annotated, Any, cast
 import typer
 
 from gen_durable.cli.client_runner import run_with_client
-from gen_durable.cli.console import exit_on_library_errors, exit_with_message, print_message
-from gen_durable.cli.database_opener import SCHEMA, DsnOption, SchemaOption
-from gen_durable.cli.shared_options import CodecOption, IdArgument, KeyOption, require_id_or_key
+from gen_durable.cli.console import exit_on_expected_errors, exit_with_message, print_message
+from gen_durable.cli.shared_options import (
+    SCHEMA,
+    CodecOption,
+    DsnOption,
+    IdArgument,
+    KeyOption,
+    SchemaOption,
+    require_id_or_key,
+)
 from gen_durable.signals import Signal
 
 
-@exit_on_library_errors
+@exit_on_expected_errors
 def signal(
     arguments: Annotated[
         list[str], typer.Argument(metavar="ID NAME [JSON]", show_default=False, help="With --key: NAME [JSON].")
@@ -58,7 +65,7 @@ def signal(
     print_message(f"signal {arguments[0]}: {'delivered' if delivered else 'already delivered with this dedup key'}")
 
 
-@exit_on_library_errors
+@exit_on_expected_errors
 def cancel(
     instance: IdArgument = None,
     *,
@@ -85,7 +92,7 @@ def cancel(
     print_message(f"instance {cancelled.id}: {cancelled.ended} cancelled, {cancelled.requested} executing and stopping")
 
 
-@exit_on_library_errors
+@exit_on_expected_errors
 def retry(
     instance: IdArgument = None, *, key: KeyOption = None, dsn: DsnOption = None, schema: SchemaOption = SCHEMA
 ) -> None:
@@ -101,7 +108,7 @@ def retry(
     print_message(f"{_describe_target(which)}: runnable again")
 
 
-@exit_on_library_errors
+@exit_on_expected_errors
 def rm(
     instance: IdArgument = None, *, key: KeyOption = None, dsn: DsnOption = None, schema: SchemaOption = SCHEMA
 ) -> None:

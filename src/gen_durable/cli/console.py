@@ -2,9 +2,9 @@
 
 Exit codes of all commands: 0 success; 1 the command ran and found or met a problem; 2 the command could not run.
 
-All output goes through this module and `tables.py`, which print text as data: characters that a terminal would act on
-or hide become escapes, markup is not interpreted, and no text becomes a link. `tests/security/test_terminals.py` proves
-that no other module of the command line writes by itself.
+All output goes through this module, `tables.py` and `traceback_printer.py`, which print text as data: characters that a
+terminal would act on or hide become escapes, markup is not interpreted, and no text becomes a link.
+`tests/security/test_terminals.py` proves that no other module of the command line writes by itself.
 """
 
 from __future__ import annotations
@@ -56,16 +56,16 @@ def make_escaped_text(text: str, style: str = "", *, is_cut: bool = False) -> Te
     return Text(shown, style, no_wrap=True, overflow="ellipsis") if is_cut else Text(shown, style)
 
 
-def new_console() -> EscapingConsole:
-    """A console on stdout: as wide as the terminal or COLUMNS; in a pipe nothing is cut. NO_COLOR means plain text."""
-    console = new_terminal_console()
+def new_result_console() -> EscapingConsole:
+    """A console on stdout for results: as wide as the terminal or COLUMNS; in a pipe nothing is cut."""
+    console = new_width_limited_console()
     if console.is_terminal or os.environ.get("COLUMNS"):
         return console
     return EscapingConsole(color_system=None, width=UNCUT, file=cast("IO[str]", _TrailingSpaceRemover(sys.stdout)))
 
 
-def new_terminal_console() -> EscapingConsole:
-    """A console on stdout as wide as the terminal or COLUMNS, else of 80 columns."""
+def new_width_limited_console() -> EscapingConsole:
+    """A console on stdout as wide as the terminal or COLUMNS, else of 80 columns. NO_COLOR means plain text."""
     return EscapingConsole(color_system=None if is_color_disabled() else "auto")
 
 
@@ -134,7 +134,7 @@ def exit_with_error(error: GenDurableError, code: int = 2) -> NoReturn:
     raise typer.Exit(code)
 
 
-def exit_on_library_errors(command: Callable[P, R]) -> Callable[P, R]:
+def exit_on_expected_errors(command: Callable[P, R]) -> Callable[P, R]:
     """Print errors of gen_durable and of the database as one line: they say what to do, a traceback adds nothing."""
 
     @functools.wraps(command)

@@ -12,31 +12,12 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 from urllib.parse import SplitResult, parse_qs, urlsplit
-
-import typer
 
 from gen_durable.errors import ConfigError, DatabaseUnavailable
 from gen_durable.pg.dsn import check_required_tls, is_tls_required, may_password_be_in_other_parts, split_dsn_by_host
 from gen_durable.pg.error_classifier import MALFORMED_DSN, READ_ONLY_DATABASE, ConnectionLost, SqlError
 from gen_durable.pg.persistent_connection import ConnectionTarget, PersistentConnection
-from gen_durable.store.schema import DEFAULT_SCHEMA
-
-DsnOption = Annotated[
-    str | None,
-    typer.Option(
-        "--dsn",
-        envvar="DATABASE_URL",
-        metavar="URL",
-        show_default=False,
-        help="postgresql://user:password@host/database. Default: the embedded server in ./.gen_durable/",
-    ),
-]
-SchemaOption = Annotated[
-    str, typer.Option("--schema", metavar="NAME", help="The Postgres schema of gen_durable's tables.")
-]
-SCHEMA = DEFAULT_SCHEMA
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,9 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from gen_durable.cli.console import exit_on_library_errors, make_escaped_text, new_console, print_json
-from gen_durable.cli.database_opener import SCHEMA, DsnOption, SchemaOption, open_database
+from gen_durable.cli.console import exit_on_expected_errors, make_escaped_text, new_result_console, print_json
+from gen_durable.cli.database_opener import open_database
+from gen_durable.cli.shared_options import SCHEMA, DsnOption, SchemaOption
 from gen_durable.cli.tables import join_lines_into_cell, new_borderless_table
 from gen_durable.invariant_checker import Advice, Finding, Violation, check_roles, diagnose, find_owner_members
 from gen_durable.pg.migrate import check_schema_version
@@ -18,7 +19,7 @@ from gen_durable.store.schema import Schema
 SHOWN = 5
 
 
-@exit_on_library_errors
+@exit_on_expected_errors
 def doctor(
     *,
     dsn: DsnOption = None,
@@ -35,9 +36,9 @@ def doctor(
     """
     location, findings, advice = asyncio.run(_run_invariant_and_role_checks(dsn, Schema(schema)))
     if as_json:
-        print_json([*map(_finding_json_fields, findings), *map(_advice_fields, advice)])
+        print_json([*map(_finding_json_fields, findings), *map(_advice_json_fields, advice)])
     else:
-        console = new_console()
+        console = new_result_console()
         print_findings(findings, console, f"schema {schema}, {location}")
         print_advice(advice, console)
     if not all(finding.is_clean for finding in findings):
@@ -97,10 +98,14 @@ def _finding_details(finding: Finding) -> Text:
 
 
 def _describe_violation(finding: Finding, violation: Violation) -> str:
-    return violation.problem if violation.id is None else f"{finding.subject} {violation.id}: {violation.problem}"
+    return (
+        violation.problem
+        if violation.id is None
+        else f"{finding.violation_id_kind} {violation.id}: {violation.problem}"
+    )
 
 
-def _advice_fields(advice: Advice) -> dict[str, object]:
+def _advice_json_fields(advice: Advice) -> dict[str, object]:
     return {
         "check": advice.about,
         "clean": True,

@@ -40,7 +40,7 @@ def decode_payload_as_stored(raw: bytes | None) -> object:
         return f"(JSON of {len(raw or b''):,} bytes, nested too deep to be read)"
 
 
-def format_key(key: bytes | None) -> str | None:
+def format_unique_key(key: bytes | None) -> str | None:
     """A unique key as text; bytes that are not UTF-8 are escaped."""
     return None if key is None else key.decode(errors="backslashreplace")
 
@@ -95,7 +95,7 @@ def instance_json_fields(instance: Instance, *, payloads: bool) -> dict[str, obj
         "queue": instance.queue,
         "priority": instance.priority,
         "partition_key": instance.partition_key,
-        "unique_key": format_key(instance.unique_key),
+        "unique_key": format_unique_key(instance.unique_key),
         "awaits": list(instance.awaits),
         "blocked_on": instance.blocked_on,
         "attempt": instance.attempt,

@@ -12,16 +12,17 @@ import typer
 from rich.table import Table
 
 from gen_durable.cli.console import (
-    exit_on_library_errors,
+    exit_on_expected_errors,
     exit_with_error,
     exit_with_message,
     make_escaped_text,
-    new_console,
+    new_result_console,
     print_json,
     print_line,
     print_message,
 )
-from gen_durable.cli.database_opener import SCHEMA, DsnOption, SchemaOption, open_database
+from gen_durable.cli.database_opener import open_database
+from gen_durable.cli.shared_options import SCHEMA, DsnOption, SchemaOption
 from gen_durable.cli.tables import new_borderless_table
 from gen_durable.errors import NotFound
 from gen_durable.pg import login_grants
@@ -60,7 +61,7 @@ PartitionPrefixOption = Annotated[
 ]
 
 
-@exit_on_library_errors
+@exit_on_expected_errors
 def grant(
     role: RoleArgument,
     login: LoginArgument,
@@ -104,13 +105,16 @@ def grant(
     _check_range(max_live, "--max-live", 1, 1_000_000)
     _check_range(max_inserts_per_second, "--max-inserts-per-second", 0.001, 1_000_000)
     prefix = None if partition_prefix is None else check_text_key(partition_prefix, "--partition-prefix")
-    wanted = Grant(_check(machine, "--machine"), _check(queue, "--queue"), max_priority, prefix)
+    names = _check_optional_name(machine, "--machine"), _check_optional_name(queue, "--queue")
+    wanted = Grant(*names, max_priority, prefix)
     quota, checked = Quota(max_live, max_inserts_per_second), Schema(schema)
-    granted = _run(dsn, lambda link: login_grants.grant(link, checked, role.value, login, grant=wanted, quota=quota))
-    _print_login(granted)
+    granted = _run_with_connection(
+        dsn, lambda link: login_grants.grant(link, checked, role.value, login, grant=wanted, quota=quota)
+    )
+    _print_login_rights(granted)
 
 
-@exit_on_library_errors
+@exit_on_expected_errors
 def revoke(
     role: RoleArgument,
     login: LoginArgument,
@@ -133,19 +137,21 @@ def revoke(
     Exit code 1: there is no such login or grant.
     """
     checked = Schema(schema)
-    named = Grant(_check(machine, "--machine"), _check(queue, "--queue"))
+    named = Grant(_check_optional_name(machine, "--machine"), _check_optional_name(queue, "--queue"))
     if quotas:
         if not named.is_unrestricted:
             exit_with_message("--quotas goes without --machine and --queue: quotas hold for all inserts of the login.")
-        left = _run(dsn, lambda link: login_grants.revoke_quotas(link, checked, login))
+        left = _run_with_connection(dsn, lambda link: login_grants.revoke_quotas(link, checked, login))
     elif named.is_unrestricted:
-        left = _run(dsn, lambda link: login_grants.revoke(link, checked, role.value, login))
+        left = _run_with_connection(dsn, lambda link: login_grants.revoke(link, checked, role.value, login))
     else:
-        left = _run(dsn, lambda link: login_grants.revoke_grant(link, checked, role.value, login, named))
-    _print_login(left)
+        left = _run_with_connection(
+            dsn, lambda link: login_grants.revoke_grant(link, checked, role.value, login, named)
+        )
+    _print_login_rights(left)
 
 
-@exit_on_library_errors
+@exit_on_expected_errors
 def grants(
     *,
     dsn: DsnOption = None,
@@ -157,20 +163,20 @@ def grants(
     A login that is not listed has all rights of its role.
     """
     checked = Schema(schema)
-    found = _run(dsn, lambda link: login_grants.list_grants(link, checked))
+    found = _run_with_connection(dsn, lambda link: login_grants.list_grants(link, checked))
     if as_json:
         print_json([asdict(login) for login in found])
     elif not found:
         print_message("no login is restricted: each has all rights of its role. `gen-durable grant --help` says how.")
     else:
-        console = new_console()
+        console = new_result_console()
         console.print(_grants_table(found))
         for login in found:
             if login.problem is not None:
                 console.print(make_escaped_text(f"{login.login}: {login.problem}", "yellow"))
 
 
-def _check(name: str | None, option: str) -> str | None:
+def _check_optional_name(name: str | None, option: str) -> str | None:
     return None if name is None else check_name(name, option)
 
 
@@ -180,7 +186,7 @@ def _check_range(value: float | None, option: str, least: float, most: float) ->
         exit_with_message(f"{option} must be from {least:,} to {most:,}, got {value}.")
 
 
-def _run(dsn: str | None, operation: Callable[[PersistentConnection], Awaitable[T]]) -> T:
+def _run_with_connection(dsn: str | None, operation: Callable[[PersistentConnection], Awaitable[T]]) -> T:
     async def run() -> T:
         async with open_database(dsn) as database:
             try:
@@ -191,7 +197,7 @@ def _run(dsn: str | None, operation: Callable[[PersistentConnection], Awaitable[
     return asyncio.run(run())
 
 
-def _print_login(login: LoginGrants) -> None:
+def _print_login_rights(login: LoginGrants) -> None:
     """Print all that a login may do now, not only what has changed."""
     if not any(role in login.roles for role in InsertRole):
         print_line(f"{login.login}: may insert nothing")

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from gen_durable.cli.console import exit_on_library_errors, print_message, print_multi_line_text
+from gen_durable.cli.console import exit_on_expected_errors, print_message, print_multi_line_text
 from gen_durable.cli.object_importer import import_object
 from gen_durable.errors import ConfigError
 from gen_durable.graph import graph as read_graph
@@ -14,7 +14,7 @@ from gen_durable.jobs import Job
 from gen_durable.machines import Machine, MachineSpec
 
 
-@exit_on_library_errors
+@exit_on_expected_errors
 def graph(
     target: Annotated[str, typer.Argument(metavar="MODULE:MACHINE", help="For example shop.checkout:Checkout")],
     *,
@@ -24,13 +24,13 @@ def graph(
 
     The graph is read from the code: no step runs, and no database is needed.
     """
-    found = read_graph(_require_machine(import_object(target), target))
+    found = read_graph(_require_machine_or_job(import_object(target), target))
     print_multi_line_text(found.mermaid() if mermaid else found.text())
     for problem in found.problems():
         print_message(f"warning: {problem}")
 
 
-def _require_machine(found: object, target: str) -> type[Machine] | Machine | MachineSpec:
+def _require_machine_or_job(found: object, target: str) -> type[Machine] | Machine | MachineSpec:
     if found is Machine:
         raise ConfigError(f"{target} is the class Machine itself. Name a subclass of it, or a @job.")
     if isinstance(found, Machine):

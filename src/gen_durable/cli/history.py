@@ -9,18 +9,26 @@ import typer
 from rich.table import Table
 
 from gen_durable.cli.client_runner import run_with_client
-from gen_durable.cli.console import exit_on_library_errors, new_console, print_json, print_message
-from gen_durable.cli.database_opener import SCHEMA, DsnOption, SchemaOption
+from gen_durable.cli.console import exit_on_expected_errors, new_result_console, print_json, print_message
 from gen_durable.cli.formatters import decode_payload_as_stored, format_duration, text_or_encrypted_hint
-from gen_durable.cli.shared_options import CodecOption, IdArgument, KeyOption, require_id_or_key
-from gen_durable.cli.tables import make_one_line_per_row_table, print_traceback
+from gen_durable.cli.shared_options import (
+    SCHEMA,
+    CodecOption,
+    DsnOption,
+    IdArgument,
+    KeyOption,
+    SchemaOption,
+    require_id_or_key,
+)
+from gen_durable.cli.tables import make_one_line_per_row_table
+from gen_durable.cli.traceback_printer import print_traceback
 from gen_durable.client import Durable
 from gen_durable.journal import Transition
 
 WIDE: Final = 100  # narrower terminals show errors rather than the names of workers
 
 
-@exit_on_library_errors
+@exit_on_expected_errors
 def history(
     instance: IdArgument = None,
     *,
@@ -48,7 +56,7 @@ def history(
     if as_json:
         print_json([transition_json_fields(t, state=state, traceback=tracebacks) for t in transitions])
     elif transitions:
-        console = new_console()
+        console = new_result_console()
         console.print(_transitions_table(transitions, workers=console.width >= WIDE))
         for t in transitions if tracebacks else ():
             print_traceback(console, f"{t.seq} {t.step}, {t.error_type}", t.traceback)

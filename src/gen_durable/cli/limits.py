@@ -11,14 +11,14 @@ from rich.table import Table
 
 from gen_durable.cli.client_runner import run_with_client
 from gen_durable.cli.console import (
-    exit_on_library_errors,
+    exit_on_expected_errors,
     exit_with_message,
     make_escaped_text,
-    new_console,
+    new_result_console,
     print_json,
     print_message,
 )
-from gen_durable.cli.database_opener import SCHEMA, DsnOption, SchemaOption
+from gen_durable.cli.shared_options import SCHEMA, DsnOption, SchemaOption
 from gen_durable.cli.tables import new_borderless_table
 from gen_durable.durations import parse_duration
 from gen_durable.limits import Concurrency, LimitState, Policy, Rate
@@ -30,7 +30,7 @@ NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The name that
 
 
 @limits.callback()
-@exit_on_library_errors
+@exit_on_expected_errors
 def show_limits(
     context: typer.Context,
     *,
@@ -47,11 +47,11 @@ def show_limits(
     elif not states:
         print_message("there are no limits. Declare them with Worker(limits={...}) or `gen-durable limits set`.")
     else:
-        new_console().print(_limits_table(states))
+        new_result_console().print(_limits_table(states))
 
 
 @limits.command("set")
-@exit_on_library_errors
+@exit_on_expected_errors
 def set_limit(
     name: NameArgument,
     *,
@@ -79,7 +79,7 @@ def set_limit(
 
 
 @limits.command("rm")
-@exit_on_library_errors
+@exit_on_expected_errors
 def remove_limit(name: NameArgument, *, dsn: DsnOption = None, schema: SchemaOption = SCHEMA) -> None:
     """Remove a limit.
 

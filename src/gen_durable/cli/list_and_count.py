@@ -10,17 +10,16 @@ from rich.table import Table
 
 from gen_durable.cli.client_runner import run_with_client
 from gen_durable.cli.console import (
-    exit_on_library_errors,
+    exit_on_expected_errors,
     make_escaped_text,
-    new_console,
+    new_result_console,
     print_json,
     print_line,
     print_message,
 )
-from gen_durable.cli.database_opener import SCHEMA, DsnOption, SchemaOption
 from gen_durable.cli.filters import FilterOptions, add_filter_options
 from gen_durable.cli.formatters import describe_wait_worker_or_error, format_relative_time, instance_json_fields
-from gen_durable.cli.shared_options import CodecOption
+from gen_durable.cli.shared_options import SCHEMA, CodecOption, DsnOption, SchemaOption
 from gen_durable.cli.tables import collapse_whitespace, new_borderless_table
 from gen_durable.client import Durable
 from gen_durable.instances import Instance, Status
@@ -30,7 +29,7 @@ FEW = 1000
 COLOURS = {Status.FAILED: "red", Status.CANCELLED: "yellow", Status.EXECUTING: "green", Status.DONE: "dim"}
 
 
-@exit_on_library_errors
+@exit_on_expected_errors
 @add_filter_options
 def ls(
     filter_options: FilterOptions,
@@ -63,14 +62,14 @@ def ls(
         print_json({"instances": instances, "cursor": page.cursor})
         return
     if page.instances:
-        new_console().print(_instances_table(page.instances))
+        new_result_console().print(_instances_table(page.instances))
     else:
         print_message("no instance matches")
     if page.cursor is not None:
         print_message(f"there may be more: --after {page.cursor}")
 
 
-@exit_on_library_errors
+@exit_on_expected_errors
 @add_filter_options
 def count(
     filter_options: FilterOptions,

@@ -6,8 +6,9 @@ import asyncio
 
 import typer
 
-from gen_durable.cli.console import exit_on_library_errors, print_line, print_message, print_multi_line_text
-from gen_durable.cli.database_opener import SCHEMA, DsnOption, SchemaOption, open_database
+from gen_durable.cli.console import exit_on_expected_errors, print_line, print_message, print_multi_line_text
+from gen_durable.cli.database_opener import open_database
+from gen_durable.cli.shared_options import SCHEMA, DsnOption, SchemaOption
 from gen_durable.errors import DatabaseUnavailable
 from gen_durable.pg.installed_schema import read_installed_schema, read_role_prefix
 from gen_durable.pg.migrate import (
@@ -21,7 +22,7 @@ from gen_durable.pg.migrate import migrate as apply
 from gen_durable.store.schema import ROLES, Schema
 
 
-@exit_on_library_errors
+@exit_on_expected_errors
 def migrate(
     *,
     dsn: DsnOption = None,
@@ -48,11 +49,11 @@ def migrate(
     """
     checked = Schema(schema)
     prefix = (role_prefix or schema) if roles or role_prefix is not None else None
-    action = _print_migration_sql if sql else _apply_migrations
+    action = _print_migration_sql if sql else _migrate_and_print_result
     asyncio.run(action(dsn, checked, index=metadata_index, roles=prefix))
 
 
-async def _apply_migrations(dsn: str | None, schema: Schema, *, index: bool, roles: str | None) -> None:
+async def _migrate_and_print_result(dsn: str | None, schema: Schema, *, index: bool, roles: str | None) -> None:
     async with open_database(dsn) as database:
         applied = await apply(database.connection, schema, roles=roles, repair_roles=roles is not None)
         newest = library_schema_version(schema)
@@ -72,7 +73,7 @@ async def _apply_migrations(dsn: str | None, schema: Schema, *, index: bool, rol
 
 
 async def _print_migration_sql(dsn: str | None, schema: Schema, *, index: bool, roles: str | None) -> None:
-    found, present = await _read_version_and_role_prefix(dsn, schema)
+    found, present = await _read_installed_or_assume_empty(dsn, schema)
     newest = library_schema_version(schema)
     text = make_migration_script(schema, found)
     prefix = roles if roles is not None else present if text else None
@@ -88,7 +89,7 @@ async def _print_migration_sql(dsn: str | None, schema: Schema, *, index: bool, 
         print_multi_line_text(f"{schema.metadata_index_script.rstrip()};")
 
 
-async def _read_version_and_role_prefix(dsn: str | None, schema: Schema) -> tuple[int, str | None]:
+async def _read_installed_or_assume_empty(dsn: str | None, schema: Schema) -> tuple[int, str | None]:
     """The version to start from, and the prefix of the roles. 0 without a DSN: printing must not start a server."""
     if dsn is None:
         print_message("no DSN: printing all of it, for an empty database")

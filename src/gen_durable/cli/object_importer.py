@@ -17,9 +17,7 @@ def import_object(target: str) -> object:
     module_name, colon, name = target.partition(":")
     if not colon or not module_name or not name:
         raise ConfigError(f"{target!r} is not of the form MODULE:NAME. Write for example shop.main:worker.")
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
+    _add_working_directory_to_path()
     found: object = _import_module(module_name)
     path = module_name
     for part in name.split("."):
@@ -28,6 +26,12 @@ def import_object(target: str) -> object:
         found = getattr(found, part)
         path = f"{path}.{part}"
     return found
+
+
+def _add_working_directory_to_path() -> None:
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
 
 
 def _import_module(name: str) -> object:

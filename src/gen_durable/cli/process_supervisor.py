@@ -64,7 +64,7 @@ class _ProcessSupervisor:
             code = await process.wait()
             self._running.discard(process)
             if self._stopping.is_set():
-                self._record_exit(slot, code)
+                self._record_exit_unless_drained(slot, code)
             elif code == CANNOT_START:
                 self._code = CANNOT_START
                 self._stop_processes(signal.SIGTERM)
@@ -94,7 +94,7 @@ class _ProcessSupervisor:
             process.send_signal(signal.SIGTERM)
         return process
 
-    def _record_exit(self, slot: int, code: int) -> None:
+    def _record_exit_unless_drained(self, slot: int, code: int) -> None:
         if code not in _DRAINED:
             log.warning("process %d %s", slot, _describe_exit(code))
             self._code = self._code or 1

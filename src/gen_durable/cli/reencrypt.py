@@ -8,9 +8,8 @@ import time
 import typer
 
 from gen_durable.cli.client_runner import run_with_client
-from gen_durable.cli.console import exit_on_library_errors, exit_with_message, print_message
-from gen_durable.cli.database_opener import SCHEMA, DsnOption, SchemaOption
-from gen_durable.cli.shared_options import CodecOption
+from gen_durable.cli.console import exit_on_expected_errors, exit_with_message, print_message
+from gen_durable.cli.shared_options import SCHEMA, CodecOption, DsnOption, SchemaOption
 from gen_durable.client import Durable
 from gen_durable.core.services import services_of
 from gen_durable.durations import parse_duration
@@ -20,7 +19,7 @@ from gen_durable.operations.reencrypt import reencrypt as run_reencrypt
 REPORT_SECONDS = 1.0
 
 
-@exit_on_library_errors
+@exit_on_expected_errors
 def reencrypt(
     *,
     codec: CodecOption = None,

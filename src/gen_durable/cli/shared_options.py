@@ -10,7 +10,22 @@ import typer
 from gen_durable.cli.console import exit_with_message
 from gen_durable.durations import parse_duration
 from gen_durable.errors import InputError
+from gen_durable.store.schema import DEFAULT_SCHEMA
 
+DsnOption = Annotated[
+    str | None,
+    typer.Option(
+        "--dsn",
+        envvar="DATABASE_URL",
+        metavar="URL",
+        show_default=False,
+        help="postgresql://user:password@host/database. Default: the embedded server in ./.gen_durable/",
+    ),
+]
+SchemaOption = Annotated[
+    str, typer.Option("--schema", metavar="NAME", help="The Postgres schema of gen_durable's tables.")
+]
+SCHEMA = DEFAULT_SCHEMA
 IdArgument = Annotated[int | None, typer.Argument(metavar="ID", show_default=False, help="The id of the instance.")]
 KeyOption = Annotated[
     str | None,

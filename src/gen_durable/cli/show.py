@@ -11,26 +11,33 @@ import typer
 from rich.table import Table
 
 from gen_durable.cli.client_runner import run_with_client
-from gen_durable.cli.console import exit_on_library_errors, make_escaped_text, new_console, print_json
-from gen_durable.cli.database_opener import SCHEMA, DsnOption, SchemaOption
+from gen_durable.cli.console import exit_on_expected_errors, make_escaped_text, new_result_console, print_json
 from gen_durable.cli.formatters import (
     decode_payload_as_stored,
     describe_wait_or_worker,
     format_duration,
-    format_key,
     format_payload,
     format_relative_time,
+    format_unique_key,
     instance_json_fields,
     text_or_encrypted_hint,
 )
 from gen_durable.cli.history import transition_json_fields
-from gen_durable.cli.shared_options import CodecOption, IdArgument, KeyOption, require_id_or_key
+from gen_durable.cli.shared_options import (
+    SCHEMA,
+    CodecOption,
+    DsnOption,
+    IdArgument,
+    KeyOption,
+    SchemaOption,
+    require_id_or_key,
+)
 from gen_durable.cli.tables import (
     make_one_line_per_row_table,
     new_borderless_table,
     print_table_after_gap,
-    print_traceback,
 )
+from gen_durable.cli.traceback_printer import print_traceback
 from gen_durable.client import Durable
 from gen_durable.instances import Instance
 from gen_durable.journal import Activity, Checkpoint, Progress, Transition
@@ -52,7 +59,7 @@ class InstanceDetails:
     signals: list[StoredSignal]
 
 
-@exit_on_library_errors
+@exit_on_expected_errors
 def show(
     instance: IdArgument = None,
     *,
@@ -87,7 +94,7 @@ def show(
     if as_json:
         print_json(_details_json_fields(details, state=state))
         return
-    now, console = datetime.now(UTC), new_console()
+    now, console = datetime.now(UTC), new_result_console()
     console.print(_fields_table(details, now, state=state))
     print_traceback(console, "traceback", details.instance.traceback)
     if details.history:
@@ -201,7 +208,7 @@ def _list_named_field_texts(details: InstanceDetails, now: datetime) -> list[tup
         ("signals", _describe_signals(details.signals)),
         ("queue", instance.queue + (f", priority {instance.priority}" if instance.priority else "")),
         ("partition key", instance.partition_key or ""),
-        ("unique key", format_key(instance.unique_key) or ""),
+        ("unique key", format_unique_key(instance.unique_key) or ""),
         ("metadata", json.dumps(instance.metadata, ensure_ascii=False) if instance.metadata else ""),
         ("parent", "" if instance.parent_id is None else str(instance.parent_id)),
         ("children", f"{'' if children.exact else 'about '}{children.value}" if children.value else ""),

@@ -9,15 +9,20 @@ from typing import Annotated, Final
 import typer
 
 from gen_durable.cli.client_runner import run_with_client
-from gen_durable.cli.console import exit_on_library_errors, exit_with_message, new_console, print_json, print_message
-from gen_durable.cli.database_opener import SCHEMA, DsnOption, SchemaOption
+from gen_durable.cli.console import (
+    exit_on_expected_errors,
+    exit_with_message,
+    new_result_console,
+    print_json,
+    print_message,
+)
 from gen_durable.cli.formatters import (
     decode_payload_as_stored,
     format_payload,
     format_relative_time,
     text_or_encrypted_hint,
 )
-from gen_durable.cli.shared_options import CodecOption, KeyOption, require_id_or_key
+from gen_durable.cli.shared_options import SCHEMA, CodecOption, DsnOption, KeyOption, SchemaOption, require_id_or_key
 from gen_durable.cli.tables import collapse_whitespace, make_one_line_per_row_table
 from gen_durable.client import Durable
 from gen_durable.operations.signal_admin import Restoration
@@ -34,7 +39,7 @@ REASONS: Final[dict[Restoration, str]] = {
 }
 
 
-@exit_on_library_errors
+@exit_on_expected_errors
 def signals(
     words: Annotated[
         list[str] | None,
@@ -110,7 +115,7 @@ def _print_signals(found: list[StoredSignal], *, payloads: bool, as_json: bool) 
     else:
         now = datetime.now(UTC)
         heads = ("id", "instance", "machine", "name", "state", "age", "bytes", "dedup key", "payload or reason")
-        new_console().print(
+        new_result_console().print(
             make_one_line_per_row_table(
                 heads,
                 (

@@ -1,4 +1,4 @@
-"""Tables with one line per row: only the last column is cut where the terminal ends. Below them, tracebacks."""
+"""Tables with one line per row: only the last column is cut where the terminal ends."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from rich.table import Table
 from rich.text import Text
 
 from gen_durable.cli.console import make_escaped_text
-from gen_durable.cli.formatters import text_or_encrypted_hint
-from gen_durable.printable_text import TextBlock
 
 
 def new_borderless_table(*, has_head: bool = True) -> Table:
@@ -46,11 +44,3 @@ def print_table_after_gap(console: Console, table: Table) -> None:
     console.print()
     console.print()
     console.print(table)
-
-
-def print_traceback(console: Console, head: str, traceback: str | None) -> None:
-    """Print a traceback below a table, if there is one. Its lines are indented, and not cut."""
-    if traceback is not None:
-        block = make_escaped_text(TextBlock(text_or_encrypted_hint(traceback)), "bold red")
-        console.print()
-        console.print(join_lines_into_cell([make_escaped_text(head, "bold"), block]), soft_wrap=True)

@@ -8,19 +8,20 @@ import sys
 import typer
 
 from gen_durable.cli.console import (
-    exit_on_library_errors,
+    exit_on_expected_errors,
     exit_with_message,
     print_line,
     print_message,
     prompt_for_answer,
 )
-from gen_durable.cli.database_opener import SCHEMA, ConnectedDatabase, DsnOption, SchemaOption, open_database
+from gen_durable.cli.database_opener import ConnectedDatabase, open_database
+from gen_durable.cli.shared_options import SCHEMA, DsnOption, SchemaOption
 from gen_durable.pg.uninstall import InstalledContent, UninstallResult, read_installed_content
 from gen_durable.pg.uninstall import uninstall as remove
 from gen_durable.store.schema import ROLES, Schema
 
 
-@exit_on_library_errors
+@exit_on_expected_errors
 def uninstall(
     *,
     dsn: DsnOption = None,

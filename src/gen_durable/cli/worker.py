@@ -19,7 +19,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from gen_durable.cli.console import exit_on_library_errors, exit_with_error
+from gen_durable.cli.console import exit_on_expected_errors, exit_with_error
 from gen_durable.cli.object_importer import import_object
 from gen_durable.cli.process_supervisor import supervise_processes
 from gen_durable.core.services import services_of
@@ -59,7 +59,7 @@ EmbeddedOption = Annotated[
 ]
 
 
-@exit_on_library_errors
+@exit_on_expected_errors
 def worker(
     target: TargetArgument,
     *,
@@ -104,9 +104,9 @@ def worker(
     if supervised:
         _drain_when_parent_dies()
     may_embed = embedded or sys.stdin.isatty() or sys.stderr.isatty()
-    _run_in_new_event_loop(
-        _make_and_run_worker(_import_worker_factory(target), max_crashes, drain, may_embed=may_embed)
-    )
+    factory = _import_worker_factory(target)
+    _run_in_new_event_loop(_make_and_run_worker(factory, max_crashes, drain, may_embed=may_embed))
+    _exit_if_threads_remain()
 
 
 def _run_in_new_event_loop(running: Coroutine[Any, Any, None]) -> None:
@@ -117,6 +117,9 @@ def _run_in_new_event_loop(running: Coroutine[Any, Any, None]) -> None:
         raise
     except GenDurableError as error:
         exit_with_error(error, 1)  # not a mistake of the command line, so a restart may help
+
+
+def _exit_if_threads_remain() -> None:
     if any(t is not threading.main_thread() and not t.daemon and t.is_alive() for t in threading.enumerate()):
         _exit_without_joining_threads(0)
 
@@ -124,27 +127,37 @@ def _run_in_new_event_loop(running: Coroutine[Any, Any, None]) -> None:
 async def _make_and_run_worker(
     factory: Callable[[], Any], max_crashes: int | None, drain_timeout: timedelta | None, *, may_embed: bool
 ) -> None:
+    worker = await _make_worker(factory)
+    if services_of(worker).is_embedded_by_default and not may_embed:
+        raise ConfigError(
+            "No database: neither the Durable nor DATABASE_URL names one. Set DATABASE_URL or pass a DSN. To run on "
+            "the embedded server in ./.gen_durable/, add --embedded."
+        )
+    _apply_options_to_worker(worker, max_crashes, drain_timeout)
+    if worker.on_stuck_loop is None:
+        worker.on_stuck_loop = _exit_because_loop_stuck
+    await worker.run()
+
+
+async def _make_worker(factory: Callable[[], Any]) -> Worker:
     built = factory()
     if inspect.isawaitable(built):
         built = await built
     if not isinstance(built, Worker):
         raise ConfigError(f"The function returned a {type(built).__name__}. It must return a Worker.")
-    if services_of(built).starts_embedded_server and not may_embed:
-        raise ConfigError(
-            "No database: neither the Durable nor DATABASE_URL names one. Set DATABASE_URL or pass a DSN. To run on "
-            "the embedded server in ./.gen_durable/, add --embedded."
-        )
-    options = built.options
+    return built
+
+
+def _apply_options_to_worker(worker: Worker, max_crashes: int | None, drain_timeout: timedelta | None) -> None:
+    """Override the Worker's own options with those of the command. Without either, `max_crashes` is `MAX_CRASHES`."""
+    options = worker.options
     if max_crashes is not None:
         options = dataclasses.replace(options, max_crashes=max_crashes or None)
     elif options.max_crashes is None:
         options = dataclasses.replace(options, max_crashes=MAX_CRASHES)
     if drain_timeout is not None:
         options = dataclasses.replace(options, drain_timeout=drain_timeout)
-    built.options = options
-    if built.on_stuck_loop is None:
-        built.on_stuck_loop = _exit_with_stuck_loop
-    await built.run()
+    worker.options = options
 
 
 def _import_worker_factory(target: str) -> Callable[[], Any]:
@@ -206,7 +219,7 @@ def _exit_without_joining_threads(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _exit_with_stuck_loop() -> None:
+def _exit_because_loop_stuck() -> None:
     """Exit so that the process is restarted. The stuck thread may hold the lock of a log handler or of stdout."""
     exiting = threading.Thread(target=_exit_without_joining_threads, args=(1,), daemon=True)
     exiting.start()

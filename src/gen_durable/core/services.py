@@ -126,9 +126,9 @@ class Services:
         )
 
     @property
-    def starts_embedded_server(self) -> bool:
+    def is_embedded_by_default(self) -> bool:
         """Whether opening starts the embedded server, because neither the code nor DATABASE_URL names a database."""
-        return not self.is_open and self._database.starts_embedded_server
+        return not self.is_open and self._database.is_embedded_by_default
 
     async def open_if_closed(self) -> bool:
         """Open unless open already; returns whether this call opened it."""
@@ -142,7 +142,7 @@ class Services:
         if self.is_open:
             raise ConfigError("this Durable is open already")
         database = self._database
-        await database.open_and_check_schema()
+        await database.open_and_prepare_schema()
         self._installation = database.installation
         self._notifier = Notifier(database.pool, self.statements, self.engine_statement_runner, database.listen_target)
         self._completions = CompletionWatcher(database.pool, self.statements)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import tempfile
 from collections.abc import Generator
@@ -15,15 +14,16 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
-from gen_durable.cli.console import exit_on_library_errors, new_terminal_console
+from gen_durable.cli.console import exit_on_expected_errors, new_width_limited_console
 from gen_durable.cli.database_opener import ConnectedDatabase, open_database
 from gen_durable.cli.demo.demo_script import DemoFailed, DemoScript
 from gen_durable.cli.demo.run_verifier import DemoReport, verify_run
-from gen_durable.cli.demo.schema import create_schema_anew_or_set_old_aside
+from gen_durable.cli.demo.schema import drop_or_rename_old_schema
 from gen_durable.cli.demo.view_protocol import DemoView
 from gen_durable.cli.demo.views import LineView, LiveView, print_report
 from gen_durable.cli.demo.worker_processes import WorkerProcesses
 from gen_durable.cli.demo.worker_program import SCHEMA
+from gen_durable.pg.migrate import migrate
 from gen_durable.store.schema import Schema
 from gen_durable.store.statements import Statement
 
@@ -32,7 +32,7 @@ _SECONDS_AT_PACE_1 = 9.0
 """How long the script takes at pace 1; other lengths stretch it."""
 
 
-@exit_on_library_errors
+@exit_on_expected_errors
 def demo(
     *,
     dsn: Annotated[
@@ -53,7 +53,7 @@ def demo(
     another database only if you pass --dsn. At the end it checks that no outcome
     was lost or committed twice; exit code 1 if one was.
     """
-    console = new_terminal_console()
+    console = new_width_limited_console()
     is_live = console.is_terminal and not plain and not os.environ.get("CI")
     report = asyncio.run(_run_demo(dsn, console, seconds, is_live=is_live))
     if not report.has_passed:
@@ -64,10 +64,13 @@ async def _run_demo(dsn: str | None, console: Console, seconds: float, *, is_liv
     console.print("Starting Postgres ..." if dsn is None else "Connecting ...", style="dim")
     async with open_database(dsn) as database:
         await _lock_database_for_demo(database)
-        event_log, log = _make_empty_log_paths(database)
+        event_log, log = _choose_log_paths(database)
+        _delete_old_logs(event_log, log)
         pace = seconds / _SECONDS_AT_PACE_1
         console.print(f"{database.location}, schema {SCHEMA}")
-        if (renamed := await create_schema_anew_or_set_old_aside(database.connection, Schema(SCHEMA))) is not None:
+        renamed = await drop_or_rename_old_schema(database.connection, Schema(SCHEMA))
+        await migrate(database.connection, Schema(SCHEMA))
+        if renamed is not None:
             console.print(
                 f"Schema {SCHEMA} held data in the layout of an older version: it is now called {renamed}.",
                 soft_wrap=True,
@@ -102,14 +105,15 @@ async def _lock_database_for_demo(database: ConnectedDatabase) -> None:
         raise DemoFailed("Another demo is running in this database. Wait until it has ended.")
 
 
-def _make_empty_log_paths(database: ConnectedDatabase) -> tuple[Path, Path]:
-    """The event log and the workers' log, both empty."""
+def _choose_log_paths(database: ConnectedDatabase) -> tuple[Path, Path]:
+    """The event log and the workers' log: beside the embedded server's data, else in a new temporary directory."""
     directory = database.directory or Path(tempfile.mkdtemp(prefix="gen_durable_demo_"))
-    event_log, log = directory / "demo.events", directory / "demo.log"
-    for file in (event_log, log):
-        with contextlib.suppress(FileNotFoundError):
-            file.unlink()
-    return event_log, log
+    return directory / "demo.events", directory / "demo.log"
+
+
+def _delete_old_logs(*files: Path) -> None:
+    for file in files:
+        file.unlink(missing_ok=True)
 
 
 def _print_next_steps(console: Console, database: ConnectedDatabase, event_log: Path, log: Path) -> None:

@@ -20,11 +20,11 @@ from gen_durable import Durable, Handle, Start
 from gen_durable.cli.database_opener import ConnectedDatabase
 from gen_durable.cli.demo.event_log import EventLogReader, LogEntry
 from gen_durable.cli.demo.machines import Checkout, Order, Paid, Receipt, payment, stocktake
-from gen_durable.cli.demo.view_protocol import DemoEvent, DemoState, DemoView, EventImportance
+from gen_durable.cli.demo.step_counts import count_by_step_and_status
+from gen_durable.cli.demo.view_protocol import DemoEvent, DemoState, DemoView, EventLevel
 from gen_durable.cli.demo.worker_processes import ProcessState, WorkerProcess, WorkerProcesses
 from gen_durable.cli.demo.worker_program import SCHEMA
 from gen_durable.errors import GenDurableError
-from gen_durable.invariant_checker import count_by_step_and_status
 from gen_durable.store.schema import Schema
 from gen_durable.store.statements import Statement
 
@@ -94,14 +94,14 @@ class DemoScript:
             await self._start_worker_and_wait()
             async with Durable(self._database.dsn, schema=SCHEMA) as app:
                 await self._insert_orders(app)
-                await self._run_until_orders_ended(app)
+                await self._run_payments_and_kill(app)
                 self.seen.seconds = time.monotonic() - self._opened
                 self.seen.drained = await self._workers.stop_all()
         finally:
             following.cancel()
             await self._workers.stop_all()
         self._record_and_report_new_entries()
-        self._show_state()
+        self._refresh_view()
         return self.seen
 
     async def _insert_orders(self, app: Durable) -> None:
@@ -114,21 +114,25 @@ class DemoScript:
         await app.insert(stocktake, "cellar")
         self._report_event(f"{len(orders)} orders placed, and a stocktake inserted")
 
-    async def _run_until_orders_ended(self, app: Durable) -> None:
+    async def _run_payments_and_kill(self, app: Durable) -> None:
         customers = asyncio.create_task(self._send_payments(app))
         killing = asyncio.create_task(self._suspend_and_kill_worker())
         try:
             async with asyncio.timeout(EXTRA_TIME + 20 * self._pace):
-                while not (customers.done() and killing.done() and self._have_all_instances_ended()):
-                    self._state.counts = await count_by_step_and_status(self._database.connection, Schema(SCHEMA))
-                    self._show_state()
-                    await asyncio.sleep(0.15)
+                await self._show_until_instances_ended(customers, killing)
             await asyncio.gather(customers, killing)
         except TimeoutError:
-            self._report_event("giving up: some orders have not ended in time", EventImportance.BAD)
+            self._report_event("giving up: some orders have not ended in time", EventLevel.BAD)
         finally:
             customers.cancel()
             killing.cancel()
+
+    async def _show_until_instances_ended(self, *tasks: asyncio.Task[None]) -> None:
+        """Read the counts and refresh the view until the tasks are done and every instance has ended."""
+        while not (all(task.done() for task in tasks) and self._have_all_instances_ended()):
+            self._state.counts = await count_by_step_and_status(self._database.connection, Schema(SCHEMA))
+            self._refresh_view()
+            await asyncio.sleep(0.15)
 
     async def _send_payments(self, app: Durable) -> None:
         """Send one payment after the other; the bank reports every fifth one twice."""
@@ -158,9 +162,7 @@ class DemoScript:
         self._shown_instance = instance
         step, subject = claimed[instance], self._subjects[instance]
         others = f" (and {len(claimed) - 1} other steps)" if len(claimed) > 1 else ""
-        self._report_event(
-            f"{victim} killed with SIGKILL while running {step} for {subject}{others}", EventImportance.BAD
-        )
+        self._report_event(f"{victim} killed with SIGKILL while running {step} for {subject}{others}", EventLevel.BAD)
         await asyncio.sleep(self._pace)
         await self._start_worker_and_wait(replaces=victim)
 
@@ -195,27 +197,27 @@ class DemoScript:
             case "ready":
                 worker.state, worker.name = ProcessState.WORKING, entry.worker
                 role = f" and replaces {worker.replaces}" if worker.replaces is not None else ""
-                self._report_event(f"{worker} (pid {worker.pid}) is ready{role}", EventImportance.GOOD)
+                self._report_event(f"{worker} (pid {worker.pid}) is ready{role}", EventLevel.GOOD)
             case "started":
-                self._record_step_start(worker, entry)
+                self._record_and_report_step_start(worker, entry)
             case "committed":
-                self._record_step_commit(worker, entry)
+                self._record_and_report_step_commit(worker, entry)
             case "reaped":
                 several = "1 instance" if len(entry.ids) == 1 else f"{len(entry.ids)} instances"
-                self._report_event(f"lease expired: {several} reclaimed by {worker}", EventImportance.GOOD)
+                self._report_event(f"lease expired: {several} reclaimed by {worker}", EventLevel.GOOD)
 
-    def _record_step_start(self, worker: WorkerProcess, entry: LogEntry) -> None:
+    def _record_and_report_step_start(self, worker: WorkerProcess, entry: LogEntry) -> None:
         self.seen.executions[entry.id] += 1
         self._subjects[entry.id] = entry.subject
         worker.running_steps[entry.id] = f"{entry.step} {entry.subject}"
         if entry.id in self.seen.interrupted - self.seen.resumed:
             self.seen.resumed.add(entry.id)
             if entry.id == self._shown_instance:
-                self._report_event(f"{entry.step} for {entry.subject} runs again, on {worker}", EventImportance.GOOD)
+                self._report_event(f"{entry.step} for {entry.subject} runs again, on {worker}", EventLevel.GOOD)
         if worker is self._victim and entry.step == "charge":
             self._victim_charges.put_nowait(entry.id)
 
-    def _record_step_commit(self, worker: WorkerProcess, entry: LogEntry) -> None:
+    def _record_and_report_step_commit(self, worker: WorkerProcess, entry: LogEntry) -> None:
         worker.running_steps.pop(entry.id, None)
         worker.steps += 1
         self._charges += entry.step == "charge"
@@ -230,13 +232,13 @@ class DemoScript:
     def _have_all_instances_ended(self) -> bool:
         return bool(self._state.counts) and all(count.status.terminal for count in self._state.counts)
 
-    def _report_event(self, text: str, level: EventImportance = EventImportance.PLAIN) -> None:
+    def _report_event(self, text: str, level: EventLevel = EventLevel.PLAIN) -> None:
         at = time.monotonic() - self._opened if self.seen.placed else 0.0
         event = DemoEvent(at, text, level)
         self._state.events.append(event)
         self._view.show_event(event)
 
-    def _show_state(self) -> None:
+    def _refresh_view(self) -> None:
         self._state.at = time.monotonic() - self._opened
         self._view.show_state(self._state)
 

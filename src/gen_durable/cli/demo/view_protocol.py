@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
+from gen_durable.cli.demo.step_counts import StepCount
 from gen_durable.cli.demo.worker_processes import WorkerProcess
-from gen_durable.invariant_checker import StepCount
 
 
-class EventImportance(StrEnum):
-    """The importance of an event; views colour it."""
+class EventLevel(StrEnum):
+    """Whether an event is good or bad news; views colour it."""
 
     PLAIN = "plain"
     GOOD = "good"
@@ -24,7 +24,7 @@ class DemoEvent:
 
     at: float
     text: str
-    level: EventImportance
+    level: EventLevel
 
 
 @dataclass(slots=True)

@@ -13,10 +13,10 @@ from rich.text import Text
 from gen_durable.cli.console import make_escaped_text, print_line
 from gen_durable.cli.demo.machines import Checkout, Pack, stocktake
 from gen_durable.cli.demo.run_verifier import DemoReport
-from gen_durable.cli.demo.view_protocol import DemoEvent, DemoState, EventImportance
+from gen_durable.cli.demo.step_counts import StepCount
+from gen_durable.cli.demo.view_protocol import DemoEvent, DemoState, EventLevel
 from gen_durable.cli.demo.worker_processes import ProcessState
 from gen_durable.instances import Status
-from gen_durable.invariant_checker import StepCount
 from gen_durable.machines import StepSpec
 
 MAX_BAR: Final = 40
@@ -32,7 +32,7 @@ _COLOURS: Final = {
     Status.FAILED: "yellow",
     Status.CANCELLED: "red",
 }
-_LEVEL_STYLES: Final = {EventImportance.PLAIN: "", EventImportance.GOOD: "green", EventImportance.BAD: "bold red"}
+_LEVEL_STYLES: Final = {EventLevel.PLAIN: "", EventLevel.GOOD: "green", EventLevel.BAD: "bold red"}
 _STATE_STYLES: Final = {
     ProcessState.STARTING: "yellow",
     ProcessState.WORKING: "green",

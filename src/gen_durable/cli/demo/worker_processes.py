@@ -95,10 +95,10 @@ class WorkerProcesses:
         for worker in running:
             with contextlib.suppress(ProcessLookupError):
                 worker.process.send_signal(signal.SIGTERM)
-        codes = await asyncio.gather(*(self._wait_for_exit(worker) for worker in running))
+        codes = await asyncio.gather(*(self._wait_for_exit_or_kill(worker) for worker in running))
         return all(code == 0 for code in codes)
 
-    async def _wait_for_exit(self, worker: WorkerProcess) -> int:
+    async def _wait_for_exit_or_kill(self, worker: WorkerProcess) -> int:
         try:
             code = await asyncio.wait_for(worker.process.wait(), STOP_TIMEOUT)
         except TimeoutError:
