@@ -19,7 +19,7 @@ from gen_durable.database_connections import DatabaseConnections
 from gen_durable.durations import Duration
 from gen_durable.encryption import PayloadCodec, PayloadEncryption
 from gen_durable.handle_tokens import decode_handle_token
-from gen_durable.handles import Handle, handles_of, parse_target
+from gen_durable.handles import Handle, make_handles, parse_target
 from gen_durable.instances import Cancellation, Instance
 from gen_durable.journal import Activity, Checkpoint, Progress, Transition
 from gen_durable.limits import LimitNames, LimitState, Policy
@@ -235,7 +235,7 @@ class Durable(InstanceAdminOperations, SignalAdminOperations, SignalAndDebounceM
             ids = await insert(self._services, starts, on_conflict)
         else:
             ids = await self._in_transaction.insert(connection, starts, on_conflict, notify)
-        return handles_of(self, starts, ids, on_conflict)
+        return make_handles(self, starts, ids, on_conflict)
 
     async def cancel(
         self,

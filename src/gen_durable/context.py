@@ -144,7 +144,7 @@ class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True, gc
         consumes all awaited signals when it leads on to another step. A payload that does not fit the signal's type
         raises `UnreadableSignal`: do not catch it.
         """
-        taken = self._taken_ids()
+        taken = self._get_or_create_taken_ids()
         for received in self.awaited:
             if received.name == signal.name and received.id not in taken:
                 (payload,) = decode_signal_payloads(signal, [received])
@@ -154,7 +154,7 @@ class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True, gc
 
     def take_all(self, signal: Signal[P]) -> list[P]:
         """Take all awaited signals of this name, oldest first, and return their payloads; see `take`."""
-        taken = self._taken_ids()
+        taken = self._get_or_create_taken_ids()
         left = [r for r in self.awaited if r.name == signal.name and r.id not in taken]
         payloads = decode_signal_payloads(signal, left)
         taken += [received.id for received in left]
@@ -174,7 +174,8 @@ class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True, gc
             raise InputError("this context was built without a claim: use gen_durable.testing.make_context")
         return self._claim
 
-    def _taken_ids(self) -> list[int]:
+    def _get_or_create_taken_ids(self) -> list[int]:
+        """The ids of taken signals. Once the list exists, the step consumes only these, not all awaited signals."""
         execution = self._execution
         if execution.taken is None:
             execution.taken = []
@@ -189,7 +190,7 @@ class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True, gc
         return [
             cast(R, codec.decode(raw))
             for child in self.children
-            if (raw := _raw_result_of_done_child(child, spec)) is not None
+            if (raw := _find_raw_result_of_done_child(child, spec)) is not None
         ]
 
     async def stream_results(self, step: Startable[S, R]) -> AsyncIterator[R]:
@@ -198,7 +199,7 @@ class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True, gc
 
         spec = to_step_spec(step, "ctx.stream_results")
         async for child in self.stream_children():
-            if (raw := _raw_result_of_done_child(child, spec)) is not None:
+            if (raw := _find_raw_result_of_done_child(child, spec)) is not None:
                 yield cast(R, spec.result_codec.decode(raw))
 
     def limit(self, name: str, partition: str | None = None, *, weight: int = 1) -> LimitContext:
@@ -244,11 +245,11 @@ class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True, gc
         it. In a transactional step, write checkpoints before the first use of `ctx.connection`: a rollback does not
         undo them.
         """
-        await self._write_to_journal("ctx.checkpoint", self._step_journal.save_checkpoint(value))
+        await self._run_journal_actions("ctx.checkpoint", self._step_journal.save_checkpoint_actions(value))
 
     async def clear_checkpoint(self) -> None:
         """Delete the checkpoint."""
-        await self._write_to_journal("ctx.clear_checkpoint", self._step_journal.clear_checkpoint())
+        await self._run_journal_actions("ctx.clear_checkpoint", self._step_journal.clear_checkpoint_actions())
 
     @overload
     async def run(
@@ -273,8 +274,8 @@ class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True, gc
         are not undone by a rollback.
         """
         retry = _pop_retry_policy(kwargs)
-        return await self._write_to_journal(
-            "ctx.run", self._step_journal.run_activity(name, fn, args, kwargs, retry=retry)
+        return await self._run_journal_actions(
+            "ctx.run", self._step_journal.activity_actions(name, fn, args, kwargs, retry=retry)
         )
 
     def progress(
@@ -307,9 +308,9 @@ class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True, gc
     def _step_journal(self) -> StepJournalService:
         return self._journal_service.step_journal(self._claim, self.seq)
 
-    async def _write_to_journal(self, what: str, actions: Generator[Any, Any, Any]) -> Any:
-        """Write to the journal, outside of the step's transaction."""
-        with nullcontext() if self._transaction is None else self._transaction.mark_journal_write(what):
+    async def _run_journal_actions(self, what: str, actions: Generator[Any, Any, Any]) -> Any:
+        """Perform actions of the journal, outside of the step's transaction."""
+        with nullcontext() if self._transaction is None else self._transaction.guard_journal_write(what):
             return await self._journal_service.run_journal_actions(actions)
 
     def __repr__(self) -> str:
@@ -325,11 +326,11 @@ class SyncContext:
 
     def checkpoint(self, value: object) -> None:
         """See `Context.checkpoint`."""
-        self._journal.run_journal_actions_blocking(self._step_journal.save_checkpoint(value))
+        self._journal.run_journal_actions_blocking(self._step_journal.save_checkpoint_actions(value))
 
     def clear_checkpoint(self) -> None:
         """See `Context.clear_checkpoint`."""
-        self._journal.run_journal_actions_blocking(self._step_journal.clear_checkpoint())
+        self._journal.run_journal_actions_blocking(self._step_journal.clear_checkpoint_actions())
 
     @overload
     def run(
@@ -347,7 +348,7 @@ class SyncContext:
         """See `Context.run`. A `def` function is called in the thread of the step."""
         retry = _pop_retry_policy(kwargs)
         return self._journal.run_journal_actions_blocking(
-            self._step_journal.run_activity(name, fn, args, kwargs, retry=retry)
+            self._step_journal.activity_actions(name, fn, args, kwargs, retry=retry)
         )
 
 
@@ -356,6 +357,6 @@ def _pop_retry_policy(kwargs: dict[str, Any]) -> RetryPolicy | None:
     return kwargs.pop("retry") if isinstance(kwargs.get("retry"), RetryPolicy) else None
 
 
-def _raw_result_of_done_child(child: Child, spec: StepSpec) -> bytes | None:
+def _find_raw_result_of_done_child(child: Child, spec: StepSpec) -> bytes | None:
     """The result of a child, if it is done and belongs to the machine of `spec`."""
     return child.raw_result if child.ok and child.machine == spec.machine.name else None

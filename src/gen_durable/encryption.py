@@ -86,7 +86,7 @@ class PayloadEncryption:
         """JSON as an envelope, which is JSON too."""
         return f'"{self._make_envelope(json.encode(), PayloadContext(self._schema, instance, field))}"'
 
-    def encrypt_text(self, text: str, instance: int, field: str) -> str:
+    def encrypt_text_or_drop(self, text: str, instance: int, field: str) -> str:
         """Text as an envelope. If the codec fails, the text is dropped: it is never stored in clear."""
         try:
             return self._make_envelope(text.encode(), PayloadContext(self._schema, instance, field))
@@ -124,7 +124,7 @@ class PayloadEncryption:
             return None
         return f"{quote}{self._make_envelope(clear.encode(), context)}{quote}"
 
-    def decrypt_text(self, text: str, instance: int, field: str) -> str:
+    def decrypt_text_if_encrypted(self, text: str, instance: int, field: str) -> str:
         """Decrypt a text. Clear text is a message of the engine and is returned unchanged."""
         if not text.startswith(ENCRYPTED_PREFIX):
             return text
@@ -139,12 +139,12 @@ class PayloadEncryption:
             unreadable.reason = str(error)
             return unreadable
 
-    def decrypt_text_if_possible(self, text: str | None, instance: int, field: str) -> str | None:
+    def decrypt_text_or_explain(self, text: str | None, instance: int, field: str) -> str | None:
         """Decrypted text for a reader of instances, or the reason why it cannot be decrypted."""
         if text is None:
             return None
         try:
-            return self.decrypt_text(text, instance, field)
+            return self.decrypt_text_if_encrypted(text, instance, field)
         except DecodeError as error:
             return f"(cannot be read: {error})"
 
@@ -152,8 +152,8 @@ class PayloadEncryption:
         """An instance, decrypted."""
         return dataclasses.replace(
             one,
-            last_error=self.decrypt_text_if_possible(one.last_error, one.id, ERROR),
-            traceback=self.decrypt_text_if_possible(one.traceback, one.id, TRACEBACK),
+            last_error=self.decrypt_text_or_explain(one.last_error, one.id, ERROR),
+            traceback=self.decrypt_text_or_explain(one.traceback, one.id, TRACEBACK),
             raw_state=None
             if one.raw_state is None
             else self.decrypt_if_possible(one.raw_state, one.id, state_field(one.machine, one.version, one.step)),
@@ -166,8 +166,8 @@ class PayloadEncryption:
         state = None if one.raw_state is None else self.decrypt_if_possible(one.raw_state, instance, field)
         return dataclasses.replace(
             one,
-            error=self.decrypt_text_if_possible(one.error, instance, ERROR),
-            traceback=self.decrypt_text_if_possible(one.traceback, instance, TRACEBACK),
+            error=self.decrypt_text_or_explain(one.error, instance, ERROR),
+            traceback=self.decrypt_text_or_explain(one.traceback, instance, TRACEBACK),
             raw_state=state,
         )
 
@@ -179,7 +179,7 @@ class PayloadEncryption:
 
         return dataclasses.replace(
             one,
-            error=self.decrypt_text_if_possible(one.error, instance, field(ERROR)),
+            error=self.decrypt_text_or_explain(one.error, instance, field(ERROR)),
             raw_parameters=self.decrypt_if_possible(one.raw_parameters, instance, field("parameters")),
             raw_result=None
             if one.raw_result is None
@@ -195,7 +195,7 @@ class PayloadEncryption:
         detail = (
             None if one.raw_detail is None else self.decrypt_if_possible(one.raw_detail, instance, "progress/detail")
         )
-        message = self.decrypt_text_if_possible(one.message, instance, "progress/message")
+        message = self.decrypt_text_or_explain(one.message, instance, "progress/message")
         return dataclasses.replace(one, message=message, raw_detail=detail)
 
     def decrypt_children(self, several: Iterable[Child]) -> tuple[Child, ...]:
@@ -203,14 +203,16 @@ class PayloadEncryption:
         return tuple(
             dataclasses.replace(
                 one,
-                last_error=None if one.last_error is None else self.decrypt_text(one.last_error, one.id, ERROR),
+                last_error=None
+                if one.last_error is None
+                else self.decrypt_text_if_encrypted(one.last_error, one.id, ERROR),
                 raw_result=None if one.raw_result is None else self.decrypt(one.raw_result, one.id, RESULT).encode(),
                 raw_state=self.decrypt(one.raw_state, one.id, state_field(one.machine, one.version, one.step)).encode(),
             )
             for one in several
         )
 
-    def decrypt_inbox(
+    def decrypt_signals_and_find_faults(
         self, several: Iterable[Received], instance: int
     ) -> tuple[tuple[Received, ...], tuple[SignalFault, ...]]:
         """Signals for a step, and those that cannot be decrypted. A signal without a payload is not encrypted."""

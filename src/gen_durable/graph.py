@@ -20,7 +20,7 @@ from gen_durable.parsed_function import (
     ParsedFunction,
     find_call_argument,
     make_source_excerpt,
-    parse_function,
+    read_function_ast,
     walk_outside_nested_code,
 )
 from gen_durable.retry_policy import RetryPolicy
@@ -181,7 +181,7 @@ class _EdgeReader:
         if function.__code__ in self._seen:
             return
         self._seen.add(function.__code__)
-        code = parse_function(function)
+        code = read_function_ast(function)
         if code is None:
             yield self._make_unknown_edge("its source cannot be read")
             return

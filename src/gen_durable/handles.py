@@ -18,7 +18,7 @@ from gen_durable.json_codec import JsonCodec
 from gen_durable.operations.wait import wait
 from gen_durable.signals import Signal
 from gen_durable.starts import Start
-from gen_durable.validation import check_key
+from gen_durable.validation import to_stored_key
 
 if TYPE_CHECKING:
     from gen_durable.client import Durable
@@ -171,7 +171,7 @@ def result_or_raise(ending: Ending[R], machine: str | None, timeout: Duration | 
             assert_never(ending)
 
 
-def handles_of(
+def make_handles(
     app: Durable, starts: Sequence[Start[R]], ids: Sequence[int | None], on_conflict: OnConflict
 ) -> list[Handle[R] | None]:
     """Handles on inserted instances; None where an instance was skipped."""
@@ -184,7 +184,7 @@ def handles_of(
     ]
 
 
-def handle_of(app: Durable, start: Start[R], instance: int, *, is_new: bool) -> Handle[R]:
+def make_handle(app: Durable, start: Start[R], instance: int, *, is_new: bool) -> Handle[R]:
     """A handle on an instance that a call has reached; an existing one may have ended."""
     inserted_at = time.monotonic() if is_new else -math.inf
     return Handle(app, instance, start.step.result_codec, start.step.machine.name, inserted_at)
@@ -203,7 +203,7 @@ def parse_target(target: int | str | bytes | Handle[Any], services: Services) ->
         if not 1 <= target <= 2**63 - 1:
             raise InputError(f"an instance id is a positive int, got {target}")
         return target, None
-    return None, check_key(target, "unique_key")
+    return None, to_stored_key(target, "unique_key")
 
 
 def describe_target(target: int | str | bytes | Handle[Any]) -> str:

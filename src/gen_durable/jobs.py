@@ -22,7 +22,7 @@ from gen_durable.machines import (
     StepSpec,
     check_step_limit,
     check_version,
-    require_async_function,
+    require_async_for_transaction,
     resolve_type_hints,
     to_declared_retention,
 )
@@ -176,7 +176,7 @@ def job(
         seconds = None if timeout is None else check_delay(timeout, f"the timeout of job {label!r}", DefinitionError)
         check_step_limit(limit, f"the limit of job {label!r}")
         if transactional:
-            require_async_function(function, f"job {label!r}")
+            require_async_for_transaction(function, f"job {label!r}")
         steps: dict[str, StepSpec] = {}
         kept = to_declared_retention(retention, f"job {label!r}")
         machine = MachineSpec(label, version, queue, steps, _read_job_type_hints, history, history_keep, kept)

@@ -100,7 +100,7 @@ class JsonCodec(Generic[T]):
         except DecodeError as error:
             raise EncodeError(f"{error}: the stored value could not be decoded") from None
 
-    def encode_with_type_check(self, value: T) -> str:
+    def encode_and_check_decodable(self, value: T) -> str:
         """A value as JSON text. Raises `EncodeError` if it is not of this type, by decoding it again where needed."""
         if value is None and self._accepts_null:
             return "null"

@@ -47,26 +47,26 @@ def to_jsonb_form(raw: bytes) -> bytes:
 
 def may_change_as_jsonb(type_info: inspect.Type) -> bool:
     """Whether values of a type may depend on the order of keys, or on whether a number is an int."""
-    return _may_value_type_change(type_info, set())
+    return _may_values_change(type_info, set())
 
 
-def _may_value_type_change(info: object, seen: set[object]) -> bool:
+def _may_values_change(info: object, seen: set[object]) -> bool:
     if isinstance(info, inspect.UnionType):
         kinds = {type(one) for one in info.types}
         if {inspect.IntType, inspect.FloatType} <= kinds:
             return True
-        return any(_may_value_type_change(one, seen) for one in info.types)
+        return any(_may_values_change(one, seen) for one in info.types)
     if isinstance(info, (inspect.ListType, inspect.SetType, inspect.FrozenSetType, inspect.VarTupleType)):
-        return _may_value_type_change(info.item_type, seen)
+        return _may_values_change(info.item_type, seen)
     if isinstance(info, inspect.TupleType):
-        return any(_may_value_type_change(one, seen) for one in info.item_types)
+        return any(_may_values_change(one, seen) for one in info.item_types)
     if isinstance(info, (inspect.StructType, inspect.DataclassType, inspect.NamedTupleType)):
         if info.cls in seen:
             return False
         seen.add(info.cls)
-        return any(_may_value_type_change(field.type, seen) for field in info.fields)
+        return any(_may_values_change(field.type, seen) for field in info.fields)
     if isinstance(info, inspect.Metadata):
-        return _may_value_type_change(info.type, seen)
+        return _may_values_change(info.type, seen)
     return not isinstance(info, _LEAVES)
 
 

@@ -18,7 +18,7 @@ from gen_durable.errors import InputError
 from gen_durable.instances import STORED_STATUSES, Instance, Status
 from gen_durable.json_codec import decode_untyped_json, encode_json, encode_metadata
 from gen_durable.starts import Scope
-from gen_durable.validation import check_key, check_moment, check_name, check_text_key
+from gen_durable.validation import check_moment, check_name, check_text_key, to_stored_key
 
 PAGE: Final = 50
 MAX_PAGE: Final = 1000
@@ -88,14 +88,14 @@ def encode_filters(filters: Mapping[str, object]) -> str:
         if name not in Filters.__annotations__:
             raise InputError(f"unknown filter {name!r}: use some of {', '.join(Filters.__annotations__)}")
         if value is not None:
-            found[name] = _check_filter(name, cast(Any, value))
+            found[name] = _encode_filter(name, cast(Any, value))
     return encode_json(found, "the filters").decode()
 
 
-def _check_filter(name: str, value: Any) -> object:
+def _encode_filter(name: str, value: Any) -> object:
     match name:
         case "status":
-            return _check_statuses(value)
+            return _encode_statuses(value)
         case "machine" | "step" | "queue":
             return check_name(value, name)
         case "version" | "parent":
@@ -106,7 +106,7 @@ def _check_filter(name: str, value: Any) -> object:
         case "partition_key":
             return check_text_key(value, name)
         case "unique_key":
-            return check_key(value, name).hex()
+            return to_stored_key(value, name).hex()
         case "due" | "blocked":
             if not isinstance(value, bool):
                 raise InputError(f"{name} must be True or False, got {value!r}")
@@ -121,7 +121,7 @@ def _check_filter(name: str, value: Any) -> object:
             return check_moment(value, name).isoformat()
 
 
-def _check_statuses(value: object) -> list[str]:
+def _encode_statuses(value: object) -> list[str]:
     several = [value] if isinstance(value, str) else value
     if not isinstance(several, Iterable):
         raise InputError(f"status takes a status or several, got {type(value).__name__}")

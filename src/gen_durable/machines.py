@@ -87,20 +87,20 @@ class StepSpec:
     @property
     def state_type(self) -> object:
         """The annotation of the state argument."""
-        return self._type_hints[0]
+        return self._state_and_result_types[0]
 
     @cached_property
     def state_codec(self) -> JsonCodec[Any]:
         """The codec of the state, from the annotation of the state argument."""
-        return make_json_codec(self._type_hints[0], f"the state of {self.label}")
+        return make_json_codec(self._state_and_result_types[0], f"the state of {self.label}")
 
     @cached_property
     def result_codec(self) -> JsonCodec[Any]:
         """The codec of the machine's result, from the step's return annotation."""
-        return make_json_codec(self._type_hints[1], f"the result of {self.label}")
+        return make_json_codec(self._state_and_result_types[1], f"the result of {self.label}")
 
     @cached_property
-    def _type_hints(self) -> tuple[object, object]:
+    def _state_and_result_types(self) -> tuple[object, object]:
         return self.machine.read_hints(self.fn, self.label)
 
 
@@ -170,7 +170,7 @@ def step(
         seconds = None if timeout is None else check_delay(timeout, what, DefinitionError)
         check_step_limit(limit, f"the limit of step {durable!r}")
         if transactional:
-            require_async_function(plain, f"step {durable!r}")
+            require_async_for_transaction(plain, f"step {durable!r}")
         policy = check_retry_policy(retry, f"the retry of step {durable!r}")
         cast(Any, function).__gen_durable_step__ = _StepDecoratorArguments(
             durable, old, seconds, limit, transactional, policy
@@ -226,7 +226,7 @@ class Machine:
         spec = MachineSpec(
             label, version, queue, steps, _read_state_and_result_types, history, history_keep, kept, policy, timeout
         )  # fmt: skip
-        for attribute, function, mark in _find_marked_steps(cls, earlier):
+        for attribute, function, mark in _find_and_check_steps(cls, earlier):
             own = function if attribute in cls.__dict__ else _copy_inherited_step_into_class(cls, attribute, function)
             _check_step_signature(own, f"{label}.{mark.name}")
             is_async = inspect.iscoroutinefunction(own)
@@ -260,7 +260,7 @@ class Machine:
         """
 
 
-def _find_marked_steps(
+def _find_and_check_steps(
     cls: type, earlier: MachineSpec | None
 ) -> Iterable[tuple[str, types.FunctionType, _StepDecoratorArguments]]:
     """The steps of a class, base classes first, in the order they are written."""
@@ -335,7 +335,7 @@ def check_step_limit(limit: StepLimit | None, what: str) -> None:
         parse_limit_argument(limit, what, DefinitionError)
 
 
-def require_async_function(function: Callable[..., Any], what: str) -> None:
+def require_async_for_transaction(function: Callable[..., Any], what: str) -> None:
     """Raise `DefinitionError` unless the function is `async def`: its transaction is an asyncpg connection."""
     if not inspect.iscoroutinefunction(function):
         raise DefinitionError(

@@ -16,7 +16,7 @@ from gen_durable.durations import Duration
 from gen_durable.errors import InvalidOutcome
 from gen_durable.limits import LimitNames, parse_limit_argument
 from gen_durable.starts import BoundStep, Start, to_step_spec
-from gen_durable.tracebacks import is_exception_group
+from gen_durable.stored_exceptions import describe_error
 from gen_durable.unknown_options import option_names, unknown_option_error
 from gen_durable.validation import (
     MAX_CHILDREN,
@@ -25,7 +25,6 @@ from gen_durable.validation import (
     check_name,
     check_priority,
     check_text_key,
-    to_storable_error,
 )
 
 if TYPE_CHECKING:
@@ -34,10 +33,6 @@ if TYPE_CHECKING:
 S = TypeVar("S")
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
-
-MAX_DESCRIBED_PARTS: Final = 5  # of an exception group
-MAX_DESCRIBED_PART: Final = 500  # characters
-MAX_NESTED_GROUPS: Final = 3
 
 OnChildFailure: TypeAlias = Literal["wait", "wake", "cancel_rest"]
 
@@ -154,7 +149,7 @@ class Await(Outcome[R_co]):
     ) -> None:
         if unknown:
             raise unknown_option_error("Await", unknown, option_names(Await))
-        self.names = _signal_names(signals)
+        self.names = _parse_awaited_signals(signals)
         self.then = to_step_spec(then, "Await(then=)") if then is not None else None
         self.state = state
         self.timeout = check_delay(timeout, "Await(timeout=)") if timeout is not None else None
@@ -292,33 +287,6 @@ def is_outcome(value: object) -> TypeIs[AnyOutcome]:
     return isinstance(value, OUTCOMES)
 
 
-def describe_error(error: BaseException) -> str:
-    """An exception as it is stored in `last_error`: its type and its message; of a group also its first parts."""
-    return to_storable_error(_describe_exception(error, 0))
-
-
-def _describe_exception(error: BaseException, depth: int) -> str:
-    kind = type(error).__name__
-    try:
-        words = (
-            _describe_group_parts(error, depth)
-            if is_exception_group(error) and depth < MAX_NESTED_GROUPS
-            else str(error)
-        )
-        return f"{kind}: {words}" if words else kind
-    except BaseException:  # user code: a SystemExit of it would end the process
-        return f"{kind}: (its str() raised)"
-
-
-def _describe_group_parts(group: BaseExceptionGroup[BaseException], depth: int) -> str:
-    """The parts of a group: `str` of it has only their number."""
-    count = len(group.exceptions)
-    parts = [_describe_exception(part, depth + 1) for part in group.exceptions[:MAX_DESCRIBED_PARTS]]
-    shown = [part if len(part) <= MAX_DESCRIBED_PART else part[: MAX_DESCRIBED_PART - 3] + "..." for part in parts]
-    rest = [f"and {count - len(parts)} more"] if count > len(parts) else []
-    return f"{count} error{'s' if count > 1 else ''} ({group.message}): {', '.join([*shown, *rest])}"
-
-
 def _check_spawned(starts: Iterable[Start[Any]], where: str) -> tuple[Start[Any], ...]:
     several = tuple(starts) if isinstance(starts, Iterable) else (starts,)
     for start in several:
@@ -331,7 +299,7 @@ def _check_spawned(starts: Iterable[Start[Any]], where: str) -> tuple[Start[Any]
     return several
 
 
-def _signal_names(signals: Signal[Any] | Iterable[Signal[Any]]) -> tuple[str, ...]:
+def _parse_awaited_signals(signals: Signal[Any] | Iterable[Signal[Any]]) -> tuple[str, ...]:
     from gen_durable.signals import Signal  # not at the top: an import cycle through context
 
     several = tuple(signals) if isinstance(signals, Iterable) else (signals,)

@@ -76,7 +76,7 @@ class ParsedFunction:
         return next((o for o in OUTCOMES if o is meant), None)
 
 
-def parse_function(function: types.FunctionType) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+def read_function_ast(function: types.FunctionType) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     except (OSError, TypeError, SyntaxError, ValueError):

@@ -55,17 +55,18 @@ class TextBlock(str):
 def format_exception_escaped(error: BaseException) -> str:
     """An exception as Python prints it, but with its notes and the second and later lines of its message indented."""
     described = traceback.TracebackException.from_exception(error)
-    _indent_added_lines(described)
+    _escape_lines_added_to_exceptions(described)
     return "\n".join(_escape_traceback_part(part.removesuffix("\n")) for part in described.format())
 
 
-def _indent_added_lines(described: traceback.TracebackException) -> None:
+def _escape_lines_added_to_exceptions(described: traceback.TracebackException) -> None:
+    """Escape and indent the `__notes__` of an exception and of those that led to it, in place."""
     added: object = getattr(described, "__notes__", None)
     if isinstance(added, list):  # Python prints each line of a note as a line of its own
         described.__notes__ = [escape_lines(str(line)) for line in cast("list[object]", added)]
     for other in (described.__cause__, described.__context__, *(getattr(described, "exceptions", None) or ())):
         if other is not None:
-            _indent_added_lines(other)
+            _escape_lines_added_to_exceptions(other)
 
 
 def _escape_traceback_part(part: str) -> str:

@@ -21,12 +21,12 @@ from gen_durable.signals import SignalMessage
 from gen_durable.unknown_options import option_names, unknown_option_error
 from gen_durable.validation import (
     check_delay,
-    check_group,
-    check_key,
     check_name,
     check_priority,
-    check_schedule,
+    check_schedule_moment,
     check_text_key,
+    to_stored_group,
+    to_stored_key,
 )
 
 if TYPE_CHECKING:
@@ -153,14 +153,14 @@ class Start(Generic[R_co]):
         if delay is not None and schedule_at is not None:
             raise InputError("give either delay or schedule_at, not both")
         self.delay = check_delay(delay, "delay") if delay is not None else 0.0
-        self.schedule_at = check_schedule(schedule_at, "schedule_at") if schedule_at is not None else None
-        self.unique_key = check_key(unique_key, "unique_key") if unique_key is not None else None
+        self.schedule_at = check_schedule_moment(schedule_at, "schedule_at") if schedule_at is not None else None
+        self.unique_key = to_stored_key(unique_key, "unique_key") if unique_key is not None else None
         self.unique_scope = _resolve_unique_scope(self.unique_key, unique, unique_scope)
         self.keep = check_delay(keep, "keep") if keep is not None else math.inf if unique == "forever" else None
         self.limits: tuple[Limit, ...] = (
             parse_limit_argument(limit, "limit") if limit is not None else self.step.limits_for(state)
         )
-        self.group = check_group(group) if group is not None else None
+        self.group = to_stored_group(group) if group is not None else None
         self.metadata = encode_metadata(metadata) if metadata else None
         self.signals = _check_first_signals(signals) if signals != () else ()
 

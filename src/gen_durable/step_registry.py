@@ -110,7 +110,7 @@ class Registry:
         return self._entries.get((machine, version, step))
 
     def get_known_step(self, machine: str, version: int, step: str) -> RunnableStep:
-        """The step of a row that `pick` matched against `known_steps`, or of a machine that is running here."""
+        """The step of a row that `pick` matched against `known_step_keys`, or of a machine that is running here."""
         return self._entries[machine, version, step]
 
     def get_machine_or_job(self, spec: MachineSpec) -> Machine | Job[Any, Any]:
@@ -128,6 +128,6 @@ class Registry:
         return {spec.name: spec.retention for spec in sorted(self.specs, key=lambda spec: spec.version)}
 
     @property
-    def known_steps(self) -> list[str]:
+    def known_step_keys(self) -> list[str]:
         """All steps as `machine/version/step`, the form in which the SQL function `pick` compares them."""
         return [f"{machine}/{version}/{step}" for machine, version, step in self._entries]

@@ -98,8 +98,8 @@ class StepTransaction:
         self._connection = None
 
     @contextmanager
-    def mark_journal_write(self, what: str) -> Generator[None]:
-        """Mark a write to the journal as in progress. Raises `InputError` if the connection was used already."""
+    def guard_journal_write(self, what: str) -> Generator[None]:
+        """Forbid the connection during a write to the journal. Raises `InputError` if it was used already."""
         if self.is_used:
             raise InputError(
                 f"{what} comes after the first use of ctx.connection: a rollback of the step's writes would not undo "
@@ -129,15 +129,15 @@ class StepJournalService(Protocol):
 
     checkpoint: bytes | None
 
-    def save_checkpoint(self, value: object) -> Generator[Any, Any, Any]:
-        """Write a checkpoint."""
+    def save_checkpoint_actions(self, value: object) -> Generator[Any, Any, Any]:
+        """The actions that write a checkpoint."""
         ...
 
-    def clear_checkpoint(self) -> Generator[Any, Any, Any]:
-        """Delete the checkpoint."""
+    def clear_checkpoint_actions(self) -> Generator[Any, Any, Any]:
+        """The actions that delete the checkpoint."""
         ...
 
-    def run_activity(
+    def activity_actions(
         self,
         name: str,
         fn: Callable[..., Any],
@@ -146,7 +146,7 @@ class StepJournalService(Protocol):
         *,
         retry: RetryPolicy | None,
     ) -> Generator[Any, Any, Any]:
-        """Run an activity."""
+        """The actions that run an activity."""
         ...
 
 

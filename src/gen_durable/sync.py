@@ -20,7 +20,7 @@ from gen_durable.client import Durable
 from gen_durable.core.services import services_of
 from gen_durable.encryption import PayloadCodec
 from gen_durable.errors import ConfigError, InputError
-from gen_durable.handles import handles_of, parse_target
+from gen_durable.handles import make_handles, parse_target
 from gen_durable.instances import Cancellation, Instance
 from gen_durable.journal import Activity, Checkpoint, Progress, Transition
 from gen_durable.limits import LimitState, Policy
@@ -232,7 +232,7 @@ class SyncDurable(
             ids = self._run_and_wait(insert(services_of(self._app), starts, on_conflict))
         else:  # in the caller's thread, to which the connection belongs
             ids = self._get_transaction_calls().insert_blocking(connection, starts, on_conflict, notify)
-        handles = handles_of(self._app, starts, ids, on_conflict)
+        handles = make_handles(self._app, starts, ids, on_conflict)
         return [None if handle is None else SyncHandle(self, handle) for handle in handles]
 
     def cancel(
@@ -249,32 +249,32 @@ class SyncDurable(
         caller_connection = resolve_caller_connection(connection, using)
         check_notify(notify, caller_connection)
         if caller_connection is not None:
-            instance, key = parse_target(self._unwrap_handle(target), services_of(self._app))
+            instance, key = parse_target(self._to_target(target), services_of(self._app))
             found = self._get_transaction_calls().cancel_blocking(
                 caller_connection, instance, key, to_storable_cancel_reason(reason), notify, cascade=cascade
             )
-            return to_cancellation_or_raise(found, self._unwrap_handle(target))
-        return self._run_and_wait(self._app.cancel(self._unwrap_handle(target), reason=reason, cascade=cascade))
+            return to_cancellation_or_raise(found, self._to_target(target))
+        return self._run_and_wait(self._app.cancel(self._to_target(target), reason=reason, cascade=cascade))
 
     def get(self, target: int | str | bytes | SyncHandle[Any]) -> Instance:
         """Read an instance; see `Durable.get`."""
-        return self._run_and_wait(self._app.get(self._unwrap_handle(target)))
+        return self._run_and_wait(self._app.get(self._to_target(target)))
 
     def history(self, target: int | str | bytes | SyncHandle[Any], *, last: int | None = None) -> list[Transition]:
         """The committed outcomes of an instance; see `Durable.history`."""
-        return self._run_and_wait(self._app.history(self._unwrap_handle(target), last=last))
+        return self._run_and_wait(self._app.history(self._to_target(target), last=last))
 
     def activities(self, target: int | str | bytes | SyncHandle[Any], *, last: int | None = None) -> list[Activity]:
         """The activity log of an instance; see `Durable.activities`."""
-        return self._run_and_wait(self._app.activities(self._unwrap_handle(target), last=last))
+        return self._run_and_wait(self._app.activities(self._to_target(target), last=last))
 
     def checkpoint(self, target: int | str | bytes | SyncHandle[Any]) -> Checkpoint | None:
         """The latest checkpoint of the current step; see `Durable.checkpoint`."""
-        return self._run_and_wait(self._app.checkpoint(self._unwrap_handle(target)))
+        return self._run_and_wait(self._app.checkpoint(self._to_target(target)))
 
     def progress(self, target: int | str | bytes | SyncHandle[Any]) -> list[Progress]:
         """The progress reports of an instance; see `Durable.progress`."""
-        return self._run_and_wait(self._app.progress(self._unwrap_handle(target)))
+        return self._run_and_wait(self._app.progress(self._to_target(target)))
 
     def handle(self, target: int | str | bytes, step: Startable[Any, R]) -> SyncHandle[R]:
         """A handle on an instance by id or unique key; see `Durable.handle`."""
@@ -308,7 +308,7 @@ class SyncDurable(
             raise ConfigError("this SyncDurable is not open: use `with SyncDurable(...) as app:` or app.open()")
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
-    def _unwrap_handle(self, target: int | str | bytes | SyncHandle[Any]) -> int | str | bytes:
+    def _to_target(self, target: int | str | bytes | SyncHandle[Any]) -> int | str | bytes:
         if not isinstance(target, SyncHandle):
             return target
         if target.app is not self:  # as in handles.parse_target

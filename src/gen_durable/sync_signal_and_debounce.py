@@ -11,7 +11,7 @@ from typing_extensions import Unpack
 from gen_durable.client import Durable
 from gen_durable.core.services import services_of
 from gen_durable.durations import Duration
-from gen_durable.handles import Handle, SignalOrStartResult, handle_of
+from gen_durable.handles import Handle, SignalOrStartResult, make_handle
 from gen_durable.operations.caller_transaction_calls import CallerTransactionCalls, Notify, check_notify
 from gen_durable.operations.signal import is_delivered_or_raise, make_outgoing_signal, send_signal
 from gen_durable.operations.signal_and_debounce import DebouncedStartOptions
@@ -105,7 +105,7 @@ class SyncSignalAndDebounceMethods(ABC):
         """Send a signal, or start its target; see `Durable.signal`, and `insert` for `connection`."""
         caller_connection = resolve_caller_connection(connection, using)
         check_notify(notify, caller_connection)
-        receiver = self._unwrap_handle(target)
+        receiver = self._to_target(target)
         if or_start is not None:
             call = make_signal_or_start(receiver, signal, payload, dedup_key, or_start)
             result = self._start_or_update(call, caller_connection, notify, "signal")
@@ -164,7 +164,7 @@ class SyncSignalAndDebounceMethods(ABC):
         start = Start(step, state, unique_key=unique_key, unique_scope=["runnable"], delay=delay, **options)
         result = self._start_or_update(make_debounce(start, max_delay), caller_connection, notify, "debounce")
         is_new = result.verdict == "started"
-        return self._sync_handle(handle_of(self._app, start, debounced_id_or_raise(result, start), is_new=is_new))
+        return self._sync_handle(make_handle(self._app, start, debounced_id_or_raise(result, start), is_new=is_new))
 
     def _start_or_update(
         self, call: StartOrUpdate, connection: object, notify: Notify, operation: str
@@ -178,7 +178,7 @@ class SyncSignalAndDebounceMethods(ABC):
         return SyncHandle(cast("SyncDurable", self), handle)
 
     @abstractmethod
-    def _unwrap_handle(self, target: int | str | bytes | SyncHandle[Any]) -> int | str | bytes: ...
+    def _to_target(self, target: int | str | bytes | SyncHandle[Any]) -> int | str | bytes: ...
 
     @abstractmethod
     def _get_transaction_calls(self) -> CallerTransactionCalls: ...

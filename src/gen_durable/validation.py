@@ -40,8 +40,8 @@ def check_name(name: str, what: str, error: type[GenDurableError] = InputError) 
     return name
 
 
-def check_key(key: str | bytes, what: str) -> bytes:
-    """Unique keys, stored verbatim as bytes; a str is taken as UTF-8."""
+def to_stored_key(key: str | bytes, what: str) -> bytes:
+    """A unique key as it is stored: verbatim as bytes; a str is taken as UTF-8."""
     if isinstance(key, str):
         try:
             raw = key.encode()
@@ -62,13 +62,13 @@ def check_text_key(key: str, what: str) -> str:
     """Partition and dedup keys: text, so without NUL characters."""
     if not isinstance(key, str):
         raise InputError(f"{what} must be str, got {type(key).__name__}")
-    check_key(key, what)
+    to_stored_key(key, what)
     if "\0" in key:
         raise InputError(f"{what} holds a NUL character, which Postgres cannot store")
     return key
 
 
-def check_group(group: tuple[str, str]) -> str:
+def to_stored_group(group: tuple[str, str]) -> str:
     """A group of a fair queue, as it is stored: of what kind, and which."""
     if not isinstance(group, tuple) or len(group) != 2:
         raise InputError(f"group must be a pair such as ('tenant', 'acme'), got {_shorten_value(group)}")
@@ -123,7 +123,7 @@ def check_moment(moment: datetime, what: str) -> datetime:
     return moment
 
 
-def check_schedule(moment: datetime, what: str) -> datetime:
+def check_schedule_moment(moment: datetime, what: str) -> datetime:
     """A moment at which a row becomes due. Drivers send the first and the last datetime as infinity."""
     year = check_moment(moment, what).astimezone(UTC).year
     if not MIN_YEAR <= year <= MAX_YEAR:

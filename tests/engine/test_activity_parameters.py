@@ -26,7 +26,7 @@ def positional(a: int, /, **options: Any) -> None: ...
 def parameters(fn: Any, *args: Any, **kwargs: Any) -> str:
     """What would be stored for a call that succeeded."""
     journal = StepJournal(JournalStatementBuilder(Schema()), Fence(1, 1, 0))
-    moves = journal.run_activity("call", fn, args, kwargs, retry=None)
+    moves = journal.activity_actions("call", fn, args, kwargs, retry=None)
     assert isinstance(next(moves), CallActivity)
     return str(moves.send(None).args[5])
 

@@ -156,7 +156,7 @@ async def test_a_claim_has_one_journal_for_each_step(threads: ThreadPool) -> Non
     claim = Claim(7, "m", 1, "s", "null", 0, 1, 4, "default", 0, None, None, None, None, visit=3)
     journal = writer.step_journal(claim, 4)
     assert writer.step_journal(claim, 4) is journal
-    actions = journal.run_activity("call", int, (), {}, retry=None)
+    actions = journal.activity_actions("call", int, (), {}, retry=None)
     next(actions)
     statement = actions.send(5)
     assert isinstance(statement, Statement)

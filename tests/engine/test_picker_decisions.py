@@ -68,7 +68,7 @@ class Planning:
             StatementBuilder(Schema()),
             given,
             worker="w",
-            known_steps=["noop/1/run"],
+            known_step_keys=["noop/1/run"],
             slots=self.slots,
             claims=around,
             committer=around,

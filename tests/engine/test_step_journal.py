@@ -75,7 +75,7 @@ class Performed:
 def run(one: StepJournal, name: str, fn: Any, *args: Any, **options: Any) -> tuple[Any, Performed]:
     done = Performed()
     given = {"retry": None, "kwargs": {}, **options}
-    return done.perform(one.run_activity(name, fn, args, **given)), done
+    return done.perform(one.activity_actions(name, fn, args, **given)), done
 
 
 def fail(done: Performed, one: StepJournal, error: Exception, retry: RetryPolicy | None) -> list[str | None]:
@@ -85,7 +85,7 @@ def fail(done: Performed, one: StepJournal, error: Exception, retry: RetryPolicy
         raise error
 
     with pytest.raises(type(error)) as raised:
-        done.perform(one.run_activity("fails", raises, (), {}, retry=retry))
+        done.perform(one.activity_actions("fails", raises, (), {}, retry=retry))
     assert raised.value is error
     return [record.error for record in done.records]
 
@@ -125,7 +125,7 @@ def test_a_policy_with_a_next_step_is_refused_before_the_call() -> None:
     """`then=` is for steps."""
     done = Performed()
     with pytest.raises(InputError, match=r"activity 'call': RetryPolicy\(then=\) is for steps"):
-        done.perform(journal().run_activity("call", int, (), {}, retry=RetryPolicy(then="refund")))
+        done.perform(journal().activity_actions("call", int, (), {}, retry=RetryPolicy(then="refund")))
     assert done.records == []
 
 
@@ -248,7 +248,7 @@ def test_activities_are_encrypted_for_their_place() -> None:
     assert run(one, "call", lambda a: a + 1, 1)[1].records[0].error is None
     failed = Performed()
     with pytest.raises(ValueError, match="no"):
-        failed.perform(one.run_activity("other", int, ("no",), {}, retry=None))
+        failed.perform(one.activity_actions("other", int, ("no",), {}, retry=None))
     assert failed.records[0].result is None
     assert failed.records[0].error is not None
     assert "no" not in failed.records[0].error
@@ -265,12 +265,12 @@ def test_activities_are_encrypted_for_their_place() -> None:
 
 def test_a_checkpoint_is_encrypted_and_read_back() -> None:
     one = journal(encryption=encryption)
-    (statement,) = list(one.save_checkpoint({"at": 2}))
+    (statement,) = list(one.save_checkpoint_actions({"at": 2}))
     assert isinstance(statement, Statement)
     text = str(statement.args[3])
     assert encryption.decrypt(text, 7, "checkpoint") == '{"at":2}'
     assert one.checkpoint == b'{"at":2}'
     again = journal({"checkpoint": [1, 1, msgspec.Raw(text.encode())]}, encryption=encryption)
     assert again.checkpoint == b'{"at":2}'
-    list(again.clear_checkpoint())
+    list(again.clear_checkpoint_actions())
     assert again.checkpoint is None

@@ -83,7 +83,7 @@ class Opened:
         """A new row, claimed by hand."""
         services, registry = services_of(self.e.app), Registry([Scripted(body)])
         await self.e.app.insert(Scripted.write, None)
-        pick = services.statements.pick("w", {"default": 1}, registry.known_steps, 60)
+        pick = services.statements.pick("w", {"default": 1}, registry.known_step_keys, 60)
         (claim,) = (await services.pool.run(pick)).claims
         return ActiveClaim(claim, registry.get_known_step(claim.machine, claim.version, claim.step), time.monotonic())
 

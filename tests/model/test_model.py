@@ -56,7 +56,7 @@ class Histories(RuleBasedStateMachine):
             for name, sql in checks(self.store.schema)
             if name not in UNCHECKED
         )
-        self.store.given(self.statements.delete_all_instances)
+        self.store.given(self.statements.delete_rows_and_reset_ids)
 
     # Helpers.
 
@@ -312,7 +312,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([60, 900, 3600]))
     def time_passes(self, seconds: int) -> None:
-        for statement in self.store.run(self.statements.list_time_shift_statements()):
+        for statement in self.store.run(self.statements.read_timestamp_shifts()):
             self.store.sql(statement, timedelta(seconds=seconds))
         self.model.jumped += seconds
 

@@ -17,7 +17,7 @@ from gen_durable.jobs import job
 from gen_durable.machines import Machine, step
 from gen_durable.outcomes import Done, Outcome
 from gen_durable.signals import Received, Signal
-from gen_durable.testing.step_contexts import ExecutionWithoutClaim
+from gen_durable.testing.step_contexts import StepExecutionStub
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 
@@ -68,8 +68,8 @@ CTX = Context(
 )
 
 
-def with_execution(**values: Any) -> tuple[Context, ExecutionWithoutClaim]:
-    execution = ExecutionWithoutClaim(step_errors=0, timed_out=True)
+def with_execution(**values: Any) -> tuple[Context, StepExecutionStub]:
+    execution = StepExecutionStub(step_errors=0, timed_out=True)
     return replace(CTX, inbox=INBOX, _claim=execution, **values), execution
 
 

@@ -14,7 +14,7 @@ from gen_durable.context import Context
 from gen_durable.errors import GenDurableError, InputError, InvalidOutcome, TooLarge
 from gen_durable.jobs import job
 from gen_durable.machines import Machine, step
-from gen_durable.outcomes import UNCHANGED, Await, Done, Fail, Next, Outcome, Retry, ScheduleChildren, describe_error
+from gen_durable.outcomes import UNCHANGED, Await, Done, Fail, Next, Outcome, Retry, ScheduleChildren
 from gen_durable.signals import Signal
 from gen_durable.starts import LIVE, Start, StartOptions
 from gen_durable.validation import MAX_CHILDREN
@@ -202,18 +202,6 @@ def test_done_and_stop() -> None:
     assert Fail("why").reason == "why"
     assert Fail(ValueError("no stock")).reason == "ValueError: no stock"
     assert Fail(KeyError()).reason == "KeyError"
-
-
-def test_an_exception_is_described_whatever_it_is() -> None:
-    """NUL and surrogates do not get into the row, and an exception that cannot be printed is still named."""
-
-    class Mute(Exception):
-        def __str__(self) -> str:
-            raise RuntimeError("no words")
-
-    assert describe_error(Mute()) == "Mute: (its str() raised)"
-    assert describe_error(ValueError("a\0\ud800")) == "ValueError: a\\0\\ud800"
-    assert len(describe_error(ValueError("x" * 100_000))) == 8000
 
 
 def test_outcomes_do_not_show_what_they_carry() -> None:

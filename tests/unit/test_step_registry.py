@@ -95,9 +95,9 @@ def test_what_was_not_given_is_not_found(name: tuple[str, int, str]) -> None:
 
 def test_known_lists_every_name() -> None:
     """What the pick function compares rows with, old names included."""
-    known = Registry([Shop(1), OldShop()], [send]).known_steps
+    known = Registry([Shop(1), OldShop()], [send]).known_step_keys
     assert sorted(known) == ["Shop/1/begin", "Shop/2/begin", "Shop/2/start", "send/1/run"]
-    assert Registry().known_steps == []
+    assert Registry().known_step_keys == []
 
 
 def test_two_versions_of_a_machine_live_side_by_side() -> None:

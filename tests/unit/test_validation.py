@@ -12,12 +12,12 @@ from gen_durable.validation import (
     MAX_DELAY,
     MAX_ERROR,
     check_delay,
-    check_key,
     check_moment,
     check_name,
     check_priority,
     check_text_key,
     to_storable_error,
+    to_stored_key,
 )
 
 
@@ -47,9 +47,9 @@ def test_a_long_bad_name_is_cut_in_the_message() -> None:
 
 def test_keys_are_kept_verbatim() -> None:
     """A text key is its UTF-8 bytes; a bytes key is itself, NUL included."""
-    assert check_key("ü", "x") == "ü".encode()
-    assert check_key(b"\0\xff", "x") == b"\0\xff"
-    assert len(check_key("a" * 512, "x")) == 512
+    assert to_stored_key("ü", "x") == "ü".encode()
+    assert to_stored_key(b"\0\xff", "x") == b"\0\xff"
+    assert len(to_stored_key("a" * 512, "x")) == 512
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_keys_are_kept_verbatim() -> None:
 def test_bad_keys_are_refused(key: Any, error: type[Exception], words: str) -> None:
     """The limit counts bytes, not characters."""
     with pytest.raises(error, match=f"unique_key {words}"):
-        check_key(key, "unique_key")
+        to_stored_key(key, "unique_key")
 
 
 @pytest.mark.parametrize(

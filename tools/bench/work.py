@@ -114,7 +114,7 @@ def machines() -> list[Machine]:
 @cache
 def known() -> list[str]:
     """The step names that a worker with all of these passes to a pick."""
-    return Registry(machines(), JOBS).known_steps
+    return Registry(machines(), JOBS).known_step_keys
 
 
 def worker(app: Durable, **options: Any) -> Worker:

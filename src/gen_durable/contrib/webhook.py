@@ -32,7 +32,8 @@ from gen_durable.durations import Duration
 from gen_durable.errors import ConfigError, InputError
 from gen_durable.escaping_loggers import get_escaping_logger
 from gen_durable.machines import Machine, step
-from gen_durable.outcomes import Done, Fail, Outcome, Retry, describe_error
+from gen_durable.outcomes import Done, Fail, Outcome, Retry
+from gen_durable.stored_exceptions import describe_error
 from gen_durable.validation import check_delay
 
 if TYPE_CHECKING:

@@ -49,7 +49,7 @@ class ClaimAndOutcomeEncryption:
             return
         encryption = self.encryption
         state = encryption.decrypt(claim.state, claim.id, state_field(claim.machine, claim.version, claim.step))
-        inbox, faults = encryption.decrypt_inbox(claim.inbox, claim.id)
+        inbox, faults = encryption.decrypt_signals_and_find_faults(claim.inbox, claim.id)
         children = encryption.decrypt_children(claim.children) if claim.children else claim.children
         claim.state, claim.inbox, claim.children, claim.is_decrypted = state, inbox, children, True
         if faults:
@@ -58,7 +58,7 @@ class ClaimAndOutcomeEncryption:
     def encrypt_error(self, commit: Commit) -> None:
         """Encrypt the error of an outcome that has no payload."""
         if commit.error is not None:
-            commit.error = self.encryption.encrypt_text(commit.error, commit.id, ERROR)
+            commit.error = self.encryption.encrypt_text_or_drop(commit.error, commit.id, ERROR)
 
     async def encrypt_outcome(self, commit: Commit, claim: Claim) -> None:
         """Encrypt an outcome of a claim; a state is for the step that it leads to. On `EncodeError` it is unchanged."""
@@ -78,7 +78,9 @@ class ClaimAndOutcomeEncryption:
         """Encrypt the states of the instances to start, and the traceback of an exception."""
         parts = _OBJECT.decode(extra)
         if "traceback" in parts:
-            text = self.encryption.encrypt_text(msgspec.json.decode(parts["traceback"], type=str), instance, TRACEBACK)
+            text = self.encryption.encrypt_text_or_drop(
+                msgspec.json.decode(parts["traceback"], type=str), instance, TRACEBACK
+            )
             parts["traceback"] = msgspec.Raw(msgspec.json.encode(text))
         for name in ("children", "spawn"):
             if name in parts:

@@ -28,14 +28,14 @@ from gen_durable.errors import LeaseLost, NoFreeThread, StepCancelled, Unreadabl
 from gen_durable.escaping_loggers import get_escaping_logger
 from gen_durable.jobs import Job
 from gen_durable.machines import Machine, StepSpec
-from gen_durable.outcomes import UNCHANGED, Done, Fail, Next, Outcome, Retry, ScheduleChildren, describe_error
+from gen_durable.outcomes import UNCHANGED, Done, Fail, Next, Outcome, Retry, ScheduleChildren
 from gen_durable.printable_text import TextBlock
 from gen_durable.retry_policy import Abort, RetryPolicy
 from gen_durable.signals import Received
 from gen_durable.step_registry import RunnableStep
 from gen_durable.step_services import JournalService, LimitService, StepTransaction
 from gen_durable.store.types import Claim
-from gen_durable.tracebacks import error_type_of, format_traceback
+from gen_durable.stored_exceptions import describe_error, error_type_of, format_traceback
 from gen_durable.validation import MAX_CHILDREN, to_storable_error
 
 log = get_escaping_logger("gen_durable.worker")

@@ -23,13 +23,13 @@ from gen_durable.engine.step_journal import Action, Actions, CallActivity, Sleep
 from gen_durable.engine.thread_pool import ThreadPool
 from gen_durable.errors import InputError, LeaseLost, StepCancelled
 from gen_durable.escaping_loggers import get_escaping_logger
-from gen_durable.outcomes import describe_error
 from gen_durable.pg.error_classifier import ConnectionLost, FaultKind, SqlError, classify_error
 from gen_durable.pg.pool import Pool
 from gen_durable.pg.sqlstate_errors import to_library_error
 from gen_durable.store.journal import Fence, JournalStatementBuilder
 from gen_durable.store.statements import Statement
 from gen_durable.store.types import Claim
+from gen_durable.stored_exceptions import describe_error
 
 log = get_escaping_logger("gen_durable.worker")
 FIRST_PAUSE: Final = 0.01

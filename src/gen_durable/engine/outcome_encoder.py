@@ -27,13 +27,12 @@ from gen_durable.outcomes import (
     Unchanged,
     check_child,
     check_child_count,
-    describe_error,
     is_outcome,
 )
 from gen_durable.starts import Start
 from gen_durable.store.start_encoder import encode_start
 from gen_durable.store.types import Claim, Commit, ManyChildren
-from gen_durable.tracebacks import error_type_of, format_traceback
+from gen_durable.stored_exceptions import describe_error, error_type_of, format_traceback
 from gen_durable.validation import MAX_CHILDREN_BYTES, to_storable_error
 
 CHUNK: Final = 1000
@@ -186,7 +185,7 @@ def _encode_retry(commit: Commit, outcome: Retry, spec: StepSpec) -> None:
 def _encode_done(commit: Commit, outcome: Done[Any], claim: Claim, spec: StepSpec) -> None:
     commit.kind = "done"
     try:
-        commit.value = spec.result_codec.encode_with_type_check(outcome.result)
+        commit.value = spec.result_codec.encode_and_check_decodable(outcome.result)
     except EncodeError:
         if inspect.isawaitable(outcome.result):
             raise _wrong_return_error(spec, outcome.result) from None

@@ -70,7 +70,7 @@ class Picker(BackgroundTask):
         options: WorkerOptions,
         *,
         worker: str,
-        known_steps: list[str],
+        known_step_keys: list[str],
         slots: Slots,
         claims: ClaimTable,
         committer: Committer,
@@ -81,7 +81,7 @@ class Picker(BackgroundTask):
         self._connection = connection
         self._statements = statements
         self._worker = worker
-        self._known_steps = known_steps
+        self._known_step_keys = known_step_keys
         self._slots = slots
         self._claims = claims
         self._committer = committer
@@ -225,7 +225,7 @@ class Picker(BackgroundTask):
         return self._statements.pick(
             self._worker,
             demands,
-            self._known_steps,
+            self._known_step_keys,
             self._lease_seconds,
             scan_positions=scan_positions,
             fair=self._cursors.to_pick_argument(demands),

@@ -59,7 +59,9 @@ class ProgressWriter:
             text = None if message is None else to_storable_error(str(message))
             if self._encryption is not None:
                 raw = None if raw is None else self._encryption.encrypt(raw, instance, "progress/detail")
-                text = None if text is None else self._encryption.encrypt_text(text, instance, "progress/message")
+                text = (
+                    None if text is None else self._encryption.encrypt_text_or_drop(text, instance, "progress/message")
+                )
             self._reports[instance, epoch, step, str(branch)] = ProgressReport(
                 instance, epoch, step, to_storable_error(str(branch)), share, text, raw
             )

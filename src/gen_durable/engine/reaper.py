@@ -72,7 +72,7 @@ class Reaper(BackgroundTask):
         self._interval_seconds = (options.reap_interval or timedelta(0)).total_seconds()
         self._max_crashes = options.max_crashes
         self._queues = list(options.queues)
-        self._known_steps = registry.known_steps
+        self._known_step_keys = registry.known_step_keys
         self._without_history = registry.machines_without_history
         self._reap_runner = SkippingBatchRunner("reaper")
         self._unblock_runner = SkippingBatchRunner("reaper, rows that wait at a gate")
@@ -88,7 +88,9 @@ class Reaper(BackgroundTask):
             await self._retry_signals_others_rejected()
         if self._queues and self._rounds % UNKNOWN_STEPS_EVERY == 0:
             self._report_unknown_steps(
-                await self._connection.run(self._statements.count_due_unknown_steps(self._queues, self._known_steps))
+                await self._connection.run(
+                    self._statements.count_due_unknown_steps(self._queues, self._known_step_keys)
+                )
             )
         self._rounds += 1
         return 0.0 if is_full else self._interval_seconds * random.uniform(0.9, 1.0)

@@ -151,7 +151,7 @@ class Runtime:
             services.statements,
             options,
             worker=self.name,
-            known_steps=self._registry.known_steps,
+            known_step_keys=self._registry.known_step_keys,
             slots=self.slots,
             claims=self.claims,
             committer=self.committer,

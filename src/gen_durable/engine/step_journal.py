@@ -24,10 +24,10 @@ from gen_durable.encryption import PayloadEncryption, activity_field
 from gen_durable.errors import GenDurableError, InputError, LeaseLost, NoFreeThread, TooLarge
 from gen_durable.json_codec import JsonCodec, encode_json, make_json_codec
 from gen_durable.jsonb_form import to_jsonb_form
-from gen_durable.outcomes import describe_error
 from gen_durable.retry_policy import RetryPolicy
 from gen_durable.store.journal import ActivityRecord, Fence, JournalStatementBuilder, check_checkpoint_format
 from gen_durable.store.statements import Statement
+from gen_durable.stored_exceptions import describe_error
 from gen_durable.validation import MAX_CLAIM_PART, check_delay, check_name, to_storable_error
 
 FIRST_PAUSE: Final = timedelta(milliseconds=100)
@@ -145,7 +145,7 @@ class StepJournal:
         """Prepare for another execution by the same claim: finished activities answer again."""
         self._used.clear()
 
-    def save_checkpoint(self, value: object) -> Actions:
+    def save_checkpoint_actions(self, value: object) -> Actions:
         """Write a checkpoint."""
         raw = to_jsonb_form(encode_json(value, "a checkpoint"))
         text = raw.decode()
@@ -154,12 +154,12 @@ class StepJournal:
         yield self._statements.record_checkpoint(self._fence, text)
         self.checkpoint = raw
 
-    def clear_checkpoint(self) -> Actions:
+    def clear_checkpoint_actions(self) -> Actions:
         """Delete the checkpoint."""
         yield self._statements.clear_checkpoint(self._fence)
         self.checkpoint = None
 
-    def run_activity(
+    def activity_actions(
         self,
         name: str,
         fn: Callable[..., Any],
@@ -251,7 +251,7 @@ class StepJournal:
             record,
             parameters=encryption.encrypt(record.parameters, instance, field("parameters")),
             result=None if result is None else encryption.encrypt(result, instance, field("result")),
-            error=None if error is None else encryption.encrypt_text(error, instance, field("error")),
+            error=None if error is None else encryption.encrypt_text_or_drop(error, instance, field("error")),
         )
 
 

@@ -19,7 +19,7 @@ from typing import Any, Final, Literal
 
 from gen_durable.errors import NoFreeThread, StepCancelled
 from gen_durable.escaping_loggers import get_escaping_logger
-from gen_durable.outcomes import describe_error
+from gen_durable.stored_exceptions import describe_error
 
 log = get_escaping_logger("gen_durable.worker")
 LONGEST_WAIT: Final = 5.0  # seconds that a call waits for a thread while abandoned calls hold too many

@@ -30,7 +30,6 @@ from gen_durable.engine.single_outcome_flusher import flush_outcome_and_children
 from gen_durable.engine.step_journal import StepJournal
 from gen_durable.errors import DatabaseUnavailable, InvalidOutcome, OutcomeRejected
 from gen_durable.escaping_loggers import get_escaping_logger
-from gen_durable.outcomes import describe_error
 from gen_durable.pg.error_classifier import (
     WRONG_ISOLATION,
     ConnectionLost,
@@ -45,6 +44,7 @@ from gen_durable.step_registry import RunnableStep
 from gen_durable.step_services import StepTransaction
 from gen_durable.store.statements import StatementBuilder
 from gen_durable.store.types import Claim, Commit, FlushResult
+from gen_durable.stored_exceptions import describe_error
 
 log = get_escaping_logger("gen_durable.worker")
 FLUSH_RETRIES: Final = 10

@@ -141,14 +141,14 @@ class SyncInstanceAdminOperations(ABC, Generic[H]):
 
     def delete(self, target: int | str | bytes | H) -> None:
         """Delete an ended instance; see `Durable.delete`."""
-        self._run_and_wait(self._app.delete(self._unwrap_handle(target)))
+        self._run_and_wait(self._app.delete(self._to_target(target)))
 
     def retry(self, target: int | str | bytes | H) -> None:
         """Run a failed or cancelled instance again; see `Durable.retry`."""
-        self._run_and_wait(self._app.retry(self._unwrap_handle(target)))
+        self._run_and_wait(self._app.retry(self._to_target(target)))
 
     @abstractmethod
-    def _unwrap_handle(self, target: int | str | bytes | H) -> int | str | bytes: ...
+    def _to_target(self, target: int | str | bytes | H) -> int | str | bytes: ...
 
     @abstractmethod
     def _run_and_wait(self, coroutine: Coroutine[Any, Any, T]) -> T: ...

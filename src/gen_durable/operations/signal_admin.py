@@ -92,7 +92,7 @@ class SyncSignalAdminOperations(ABC, Generic[H]):
         self, target: int | str | bytes | H, *, limit: int = 1000, payloads: bool = False
     ) -> list[StoredSignal]:
         """The signals of an instance; see `Durable.signals`."""
-        return self._run_and_wait(self._app.signals(self._unwrap_handle(target), limit=limit, payloads=payloads))
+        return self._run_and_wait(self._app.signals(self._to_target(target), limit=limit, payloads=payloads))
 
     def rejected_signals(
         self, *, after: StoredSignal | None = None, limit: int = 1000, payloads: bool = False
@@ -106,10 +106,10 @@ class SyncSignalAdminOperations(ABC, Generic[H]):
 
     def delete_signals(self, target: int | str | bytes | H, name: str | None = None) -> int:
         """Delete the unread and rejected signals of an instance; see `Durable.delete_signals`."""
-        return self._run_and_wait(self._app.delete_signals(self._unwrap_handle(target), name))
+        return self._run_and_wait(self._app.delete_signals(self._to_target(target), name))
 
     @abstractmethod
-    def _unwrap_handle(self, target: int | str | bytes | H) -> int | str | bytes: ...
+    def _to_target(self, target: int | str | bytes | H) -> int | str | bytes: ...
 
     @abstractmethod
     def _run_and_wait(self, coroutine: Coroutine[Any, Any, T]) -> T: ...

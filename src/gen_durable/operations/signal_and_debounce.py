@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 from typing_extensions import TypedDict, Unpack
 
 from gen_durable.durations import Duration
-from gen_durable.handles import Handle, SignalOrStartResult, handle_of
+from gen_durable.handles import Handle, SignalOrStartResult, make_handle
 from gen_durable.limits import LimitNames
 from gen_durable.operations.caller_transaction_calls import CallerTransactionCalls, Notify, check_notify
 from gen_durable.operations.signal import is_delivered_or_raise, make_outgoing_signal, send_signal
@@ -181,6 +181,6 @@ class SignalAndDebounceMethods:
             result = await run_start_or_update(self._services, call, "debounce")
         else:
             result = await self._in_transaction.start_or_update(connection, call, notify, "debounce")
-        return handle_of(
+        return make_handle(
             cast("Durable", self), start, debounced_id_or_raise(result, start), is_new=result.verdict == "started"
         )

@@ -10,7 +10,7 @@ from gen_durable.core.start_and_signal_encryption import encrypt_for_key_holder,
 from gen_durable.durations import Duration
 from gen_durable.encryption import PayloadEncryption
 from gen_durable.errors import DatabaseUnavailable, Duplicate, InputError, NoTarget
-from gen_durable.handles import Handle, SignalOrStartResult, handle_of
+from gen_durable.handles import Handle, SignalOrStartResult, make_handle
 from gen_durable.operations.insert import ID_DRAWS
 from gen_durable.operations.signal import is_delivered_or_raise
 from gen_durable.pg.sqlstate_errors import IdTaken
@@ -25,7 +25,7 @@ from gen_durable.store.start_or_update import (
 )
 from gen_durable.store.statements import Statement
 from gen_durable.store.types import FollowUps
-from gen_durable.validation import check_delay, check_key
+from gen_durable.validation import check_delay, to_stored_key
 
 if TYPE_CHECKING:
     from gen_durable.client import Durable
@@ -48,7 +48,7 @@ def make_signal_or_start(
         raise InputError(f"or_start takes Start(...), got {type(start).__name__}")
     if not isinstance(target, (str, bytes)):
         raise InputError("or_start needs a unique key as the target, since an id cannot be chosen: pass the key")
-    key = check_key(target, "unique_key")
+    key = to_stored_key(target, "unique_key")
     if start.unique_key not in (None, key):
         raise InputError(
             f"or_start starts an instance under unique_key {start.unique_key!r}, but the signal goes to {key!r}: "
@@ -135,7 +135,7 @@ def signal_or_start_result(
         )
     is_new = result.verdict == "started"
     delivered = is_new or is_delivered_or_raise(result.verdict, call.key, call.message.name)
-    return SignalOrStartResult(handle_of(app, start, result.target, is_new=is_new), is_new, delivered)
+    return SignalOrStartResult(make_handle(app, start, result.target, is_new=is_new), is_new, delivered)
 
 
 def follow_ups_of(result: StartOrUpdateResult) -> FollowUps:

@@ -61,4 +61,4 @@ def _decrypt_result(finished: EndedInstance, encryption: PayloadEncryption | Non
 def _decrypt_error(finished: EndedInstance, encryption: PayloadEncryption | None) -> str:
     if encryption is None:
         return finished.last_error or ""
-    return encryption.decrypt_text_if_possible(finished.last_error, finished.id, ERROR) or ""
+    return encryption.decrypt_text_or_explain(finished.last_error, finished.id, ERROR) or ""

@@ -17,10 +17,10 @@ from gen_durable.instances import Status
 from gen_durable.json_codec import decode_untyped_json, encode_json
 from gen_durable.signals import Signal
 from gen_durable.starts import Startable, to_step_spec
-from gen_durable.testing.drain_result import describe_waiting_instances
+from gen_durable.testing.drain_result import describe_instances
 from gen_durable.testing.harness_statements import HarnessStatements
 from gen_durable.testing.instance_snapshot import Snapshot, shorten_for_message
-from gen_durable.validation import check_key
+from gen_durable.validation import to_stored_key
 
 R = TypeVar("R")
 S = TypeVar("S")
@@ -109,7 +109,7 @@ class Assertions:
         """
         __tracebackhide__ = True
         spec = to_step_spec(step, "assert_inserted")
-        key = None if unique_key is None else check_key(unique_key, "unique_key")
+        key = None if unique_key is None else to_stored_key(unique_key, "unique_key")
         rows = await services_of(self.app).pool.run(self._statements.read_snapshots(key=key, machine=spec.machine.name))
         here = [r for r in rows if r.version == spec.machine.version and r.step in (spec.name, *spec.aliases)]
         wanted = ANYTHING if isinstance(state, Anything) else _to_plain_json(state, "the expected state")
@@ -124,7 +124,7 @@ class Assertions:
                 "\n".join(
                     [
                         f"there should be {expected} {' '.join(filters)}, but there are {len(found)}; all instances:",
-                        *describe_waiting_instances(all_instances, frozenset()),
+                        *describe_instances(all_instances, frozenset()),
                         *(f"  instance {row.id} has state {shorten_for_message(row.raw_state)}" for row in here[:10]),
                     ]
                 )
@@ -140,13 +140,13 @@ class Assertions:
         if isinstance(instance, int):
             statement = self._statements.read_snapshots(instance=instance)
         else:
-            statement = self._statements.read_snapshots(key=check_key(instance, "unique_key"))
+            statement = self._statements.read_snapshots(key=to_stored_key(instance, "unique_key"))
         found = await services_of(self.app).pool.run(statement)
         if not found:
             all_instances = await services_of(self.app).pool.run(self._statements.read_snapshots())
             lines = [
                 f"there is no instance {instance!r}; all instances:",
-                *describe_waiting_instances(all_instances, frozenset()),
+                *describe_instances(all_instances, frozenset()),
             ]
             raise AssertionError("\n".join(lines))
         return found[-1]

@@ -19,7 +19,7 @@ UNDECODABLE: Final = "undecodable"
 PUT_BACK: Final = "put back"
 SIGNAL_REJECTED: Final = "signal rejected"
 LISTED: Final = 10
-"""How many waiting instances a message lists."""
+"""How many instances a message lists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class DrainResult:
         lines = [
             f"{self.executed} steps ran: {ran}" if ran else "no step ran",
             f"{self.done} done, {self.failed} failed, {self.retried} retried, {len(self.waiting)} still waiting",
-            *describe_waiting_instances(self.waiting, self.unknown_step_ids),
+            *describe_instances(self.waiting, self.unknown_step_ids),
         ]
         return "\n".join(lines)
 
@@ -122,9 +122,9 @@ class Runaway(GenDurableError):
         self.tally = tally
 
 
-def describe_waiting_instances(waiting: Iterable[Snapshot], unknown_step_ids: frozenset[int]) -> list[str]:
-    """A line for each of the first ten waiting instances."""
-    snapshots = list(waiting)
+def describe_instances(instances: Iterable[Snapshot], unknown_step_ids: frozenset[int]) -> list[str]:
+    """A line for each of the first ten instances."""
+    snapshots = list(instances)
     lines = [f"  {one}{missing_machine_hint(one) if one.id in unknown_step_ids else ''}" for one in snapshots[:LISTED]]
     if len(snapshots) > LISTED:
         lines.append(f"  and {len(snapshots) - LISTED} more")

@@ -26,7 +26,7 @@ from gen_durable.testing.drain_result import (
     DrainResult,
     Execution,
     Runaway,
-    describe_waiting_instances,
+    describe_instances,
     missing_machine_hint,
 )
 from gen_durable.testing.instance_snapshot import Snapshot
@@ -81,7 +81,7 @@ class Harness(Assertions):
         if limit < 1:
             raise InputError(f"limit must be 1 or more, got {limit!r}")
         ran: list[Execution] = []
-        await stepper.reap()
+        await stepper.reap_and_finish_cancels()
         idle = 0
         while idle < 2:  # a round without a claim may have unblocked a row that waited for its partition key
             idle += 1
@@ -91,10 +91,10 @@ class Harness(Assertions):
                     continue
                 if len(ran) == limit:
                     await stepper.release(claim)
-                    raise self._make_runaway_error(await self._make_drain_result(ran), claim)
+                    raise self._make_runaway_error(await self._read_drain_result(ran), claim)
                 ran.append(await stepper.execute_and_commit(claim))
                 idle = 0
-        return await self._make_drain_result(ran)
+        return await self._read_drain_result(ran)
 
     async def run_one(self, target: Target | None = None) -> Execution:
         """Run one step and commit its outcome: the step of `target`, or the one that a drain would run next.
@@ -107,7 +107,7 @@ class Harness(Assertions):
     async def try_one(self, *, crash: Literal["start", "end"] | None = None) -> Execution | None:
         """Run the step that a drain would run next, or crash in it. Returns None if no step can run now."""
         stepper = self._require_stepper
-        claim = await self._claim_next_due()
+        claim = await self._reap_and_claim_next()
         if claim is None or crash is None:
             return None if claim is None else await stepper.execute_and_commit(claim)
         return await stepper.simulate_crash(claim, run=crash == "end")
@@ -169,10 +169,10 @@ class Harness(Assertions):
             self._opened = False
             await self.app.close()
 
-    async def _claim_next_due(self) -> Claim | None:
+    async def _reap_and_claim_next(self) -> Claim | None:
         """Claim the row that a drain would run next."""
         stepper = self._require_stepper
-        await stepper.reap()
+        await stepper.reap_and_finish_cancels()
         for _ in range(2):  # as in drain
             for queue in await stepper.read_due_queues():
                 if (claim := await stepper.claim_next(queue)) is not None:
@@ -182,14 +182,14 @@ class Harness(Assertions):
     async def _claim_target_or_next(self, target: Target | None) -> Claim:
         __tracebackhide__ = True
         if target is None:
-            if (claim := await self._claim_next_due()) is not None:
+            if (claim := await self._reap_and_claim_next()) is not None:
                 return claim
-            tally = await self._make_drain_result(())
+            tally = await self._read_drain_result(())
             raise AssertionError(
-                "\n".join(["no step can run now", *describe_waiting_instances(tally.waiting, tally.unknown_step_ids)])
+                "\n".join(["no step can run now", *describe_instances(tally.waiting, tally.unknown_step_ids)])
             )
         stepper = self._require_stepper
-        await stepper.reap()
+        await stepper.reap_and_finish_cancels()
         found = await self.snapshot(target)
         claim = await stepper.claim_instance(found.id, found.queue)
         if claim is None:
@@ -208,7 +208,7 @@ class Harness(Assertions):
             return ", but another instance with its partition key goes first"
         return ", but its row is locked by another transaction"
 
-    async def _make_drain_result(self, ran: Iterable[Execution]) -> DrainResult:
+    async def _read_drain_result(self, ran: Iterable[Execution]) -> DrainResult:
         waiting = await self.waiting()
         unknown_step_ids = (w.id for w in waiting if self._registry.find_step(w.machine, w.version, w.step) is None)
         return DrainResult(tuple(ran), waiting, frozenset(unknown_step_ids))

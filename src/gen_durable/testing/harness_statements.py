@@ -16,13 +16,13 @@ class HarnessStatements:
 
     __slots__ = (
         "_due_queues",
-        "_expire",
+        "_expire_lease",
         "_fire_timeouts",
         "_schema",
         "_shifts",
         "_snapshots",
-        "delete_all_instances",
-        "lock_others",
+        "delete_rows_and_reset_ids",
+        "lock_other_due_rows",
     )
 
     def __init__(self, schema: Schema) -> None:
@@ -31,9 +31,9 @@ class HarnessStatements:
         self._due_queues = _read_sql(schema, "due_queues")
         self._shifts = _read_sql(schema, "timestamp_shifts")
         self._fire_timeouts = _read_sql(schema, "fire_timeouts")
-        self._expire = _read_sql(schema, "expire")
-        self.delete_all_instances = _read_sql(schema, "delete_all_instances")
-        self.lock_others = _read_sql(schema, "lock_others")
+        self._expire_lease = _read_sql(schema, "expire_lease")
+        self.delete_rows_and_reset_ids = _read_sql(schema, "delete_rows_and_reset_ids")
+        self.lock_other_due_rows = _read_sql(schema, "lock_other_due_rows")
 
     def read_snapshots(
         self, *, instance: int | None = None, key: bytes | None = None, machine: str | None = None, live: bool = False
@@ -45,14 +45,14 @@ class HarnessStatements:
     def read_due_queues(self) -> Statement[list[str]]:
         return Statement(self._due_queues, (), lambda rows: [row[0] for row in rows])
 
-    def list_time_shift_statements(self) -> Statement[list[str]]:
+    def read_timestamp_shifts(self) -> Statement[list[str]]:
         return Statement(self._shifts, (self._schema.name,), lambda rows: [row[0] for row in rows])
 
     def fire_timeouts(self, instance: int | None) -> Statement[list[int]]:
         return Statement(self._fire_timeouts, (instance,), lambda rows: [row[0] for row in rows])
 
     def expire_lease(self, instance: int, claim: int) -> Statement[list[int]]:
-        return Statement(self._expire, (instance, claim), lambda rows: [row[0] for row in rows])
+        return Statement(self._expire_lease, (instance, claim), lambda rows: [row[0] for row in rows])
 
 
 def _read_sql(schema: Schema, name: str) -> str:

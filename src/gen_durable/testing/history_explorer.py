@@ -94,9 +94,8 @@ def explore(
             "explore() needs invariants=: functions of the machine and the instance that assert something."
         )
     spans = [timedelta(seconds=check_delay(jump, "a jump of explore")) for jump in jumps]
-    script, decorate = _make_move_strategy_and_example_runner(
-        signals, spans, moves, examples, seed, crashes=crashes, cancels=cancels
-    )
+    _check_can_explore()
+    scripts = _make_script_strategy(_make_move_strategies(signals, spans, crashes=crashes, cancels=cancels), moves)
     all_jobs = tuple(jobs)
     with asyncio.Runner() as runner:
         harness = runner.run(harnesses().__aenter__())
@@ -109,7 +108,7 @@ def explore(
             runner.run(_play_history(harness, one, script, record, all_jobs))
 
         try:
-            decorate(start.states, script)(history)()
+            _make_example_decorator(start.states, scripts, examples=examples, seed=seed)(history)()
         finally:
             runner.run(harness.__aexit__(None, None, None))
 
@@ -137,8 +136,8 @@ class _HistoryRecord(Generic[M]):
     def add_line(self, line: str) -> None:
         self.lines.append(line)
 
-    def add_execution_or_raise(self, ran: Execution, *, crash: bool = False) -> None:
-        """Record that a step has run to its last line."""
+    def add_execution_and_check_error(self, ran: Execution, *, crash: bool = False) -> None:
+        """Record that a step has run to its last line. Raises `AssertionError` if it raised an unexpected error."""
         __tracebackhide__ = True
         attempt = f" (attempt {ran.attempt})" if ran.attempt else ""
         outcome = "its worker dies before the commit" if crash else ran.outcome
@@ -180,7 +179,7 @@ async def _play_history(
     for _ in range(MAX_STEPS):
         if (ran := await harness.try_one()) is None:
             return
-        record.add_execution_or_raise(ran)
+        record.add_execution_and_check_error(ran)
         record.check_invariants(await harness.snapshot(handle))
     raise AssertionError(
         "\n".join([f"more than {MAX_STEPS} steps ran, and there are more to run", *record.lines[-20:]])
@@ -193,12 +192,12 @@ async def _play_move(harness: Harness, handle: Handle[Any], move: _Move, record:
         case "run":
             if (ran := await harness.try_one()) is None:
                 return False
-            record.add_execution_or_raise(ran)
+            record.add_execution_and_check_error(ran)
         case "crash":
             if (ran := await harness.try_one(crash=move.at)) is None:
                 return False
             if move.at == "end":
-                record.add_execution_or_raise(ran, crash=True)
+                record.add_execution_and_check_error(ran, crash=True)
             else:
                 record.add_line(f"instance {ran.id} should run {ran.label}: its worker dies before that")
         case "signal":
@@ -238,20 +237,12 @@ def _make_move_strategies(
     return kinds
 
 
-def _make_move_strategy_and_example_runner(
-    signals: Sequence[Sends],
-    jumps: Sequence[timedelta],
-    moves: int,
-    examples: int,
-    seed: int | None,
-    *,
-    crashes: bool,
-    cancels: bool,
-) -> tuple[SearchStrategy[list[_Move]], Callable[..., Callable[[Callable[..., None]], Callable[[], None]]]]:
-    """A strategy for scripts, and a decorator that runs a function of one example with many."""
+def _check_can_explore() -> None:
+    """Raise `ConfigError` if hypothesis is missing or an event loop runs."""
     try:
         import hypothesis
-        from hypothesis import strategies as st
+
+        _ = hypothesis  # it is needed later
     except ModuleNotFoundError as error:
         raise ConfigError("explore() needs hypothesis. Run: pip install 'gen-durable[testing]'") from error
     try:
@@ -260,7 +251,28 @@ def _make_move_strategy_and_example_runner(
         pass
     else:
         raise ConfigError("explore() runs its own event loop. Call it from a plain `def` test.")
-    kinds = _make_move_strategies(signals, jumps, crashes=crashes, cancels=cancels)
+
+
+def _make_script_strategy(kinds: Sequence[SearchStrategy[_Move]], moves: int) -> SearchStrategy[list[_Move]]:
+    """A strategy for scripts of up to `moves` moves. The first kind of move is never left out."""
+    from hypothesis import strategies as st
+
+    # Each history leaves out some kinds of moves, so that the others come often enough to meet.
+    without = st.lists(st.booleans(), min_size=len(kinds) - 1, max_size=len(kinds) - 1)
+
+    def scripts(is_left_out: list[bool]) -> SearchStrategy[list[_Move]]:
+        left = [kind for kind, out in zip(kinds, [False, *is_left_out], strict=True) if not out]
+        return st.lists(st.one_of(*left, kinds[0]), max_size=moves)
+
+    return without.flatmap(scripts)
+
+
+def _make_example_decorator(
+    *strategies: SearchStrategy[Any], examples: int, seed: int | None
+) -> Callable[[Callable[..., None]], Callable[[], None]]:
+    """A decorator that runs a function of one example with many."""
+    import hypothesis
+
     health = hypothesis.HealthCheck
     configured = hypothesis.settings(
         max_examples=examples,
@@ -272,18 +284,8 @@ def _make_move_strategy_and_example_runner(
         suppress_health_check=(health.too_slow, health.data_too_large, health.filter_too_much),
     )
 
-    # Each history leaves out some kinds of moves, so that the others come often enough to meet.
-    without = st.lists(st.booleans(), min_size=len(kinds) - 1, max_size=len(kinds) - 1)
+    def decorated(history: Callable[..., None]) -> Callable[[], None]:
+        tried = configured(hypothesis.given(*strategies)(history))
+        return tried if seed is None else hypothesis.seed(seed)(tried)
 
-    def scripts(is_left_out: list[bool]) -> SearchStrategy[list[_Move]]:
-        left = [kind for kind, out in zip(kinds, [False, *is_left_out], strict=True) if not out]
-        return st.lists(st.one_of(*left, kinds[0]), max_size=moves)
-
-    def decorate(*strategies: SearchStrategy[Any]) -> Callable[[Callable[..., None]], Callable[[], None]]:
-        def decorated(history: Callable[..., None]) -> Callable[[], None]:
-            tried = configured(hypothesis.given(*strategies)(history))
-            return tried if seed is None else hypothesis.seed(seed)(tried)
-
-        return decorated
-
-    return without.flatmap(scripts), decorate
+    return decorated

@@ -19,11 +19,11 @@ from gen_durable.store.schema import Schema
 
 
 @final
-class NoCheckpoint:
+class NoCheckpointSentinel:
     """The type of `NO_CHECKPOINT`: there is no checkpoint."""
 
 
-NO_CHECKPOINT: Final = NoCheckpoint()
+NO_CHECKPOINT: Final = NoCheckpointSentinel()
 
 
 class MemoryJournal:
@@ -55,7 +55,7 @@ class MemoryJournal:
             action = next(actions)
             while True:
                 try:
-                    answer = _run_journal_action(action)
+                    answer = _call_activity_or_skip(action)
                     if inspect.isawaitable(answer):
                         answer = await answer
                 except Exception as error:
@@ -73,7 +73,7 @@ class MemoryJournal:
         """Drop the report."""
 
 
-def _run_journal_action(action: Action) -> Any:
+def _call_activity_or_skip(action: Action) -> Any:
     return action.fn(*action.args) if isinstance(action, CallActivity) else True
 
 

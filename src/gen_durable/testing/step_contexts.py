@@ -17,7 +17,7 @@ from gen_durable.signals import Received, Signal
 from gen_durable.starts import Startable, to_step_spec
 from gen_durable.step_services import StepConnection, StepTransaction
 from gen_durable.testing.memory_journal import NO_CHECKPOINT, MemoryJournal
-from gen_durable.validation import check_key
+from gen_durable.validation import to_stored_key
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -26,7 +26,7 @@ FIRST_SIGNAL_AT: Final = datetime(2000, 1, 1, tzinfo=UTC)
 
 
 @dataclasses.dataclass(slots=True)
-class ExecutionWithoutClaim:
+class StepExecutionStub:
     """The part of a claim that a context reads (`StepExecution`)."""
 
     step_errors: int
@@ -71,7 +71,7 @@ def make_context(
         queue=spec.machine.queue if queue is None else queue,
         priority=priority,
         partition_key=partition_key,
-        unique_key=None if unique_key is None else check_key(unique_key, "unique_key"),
+        unique_key=None if unique_key is None else to_stored_key(unique_key, "unique_key"),
         parent_id=parent_id,
         worker="gen_durable.testing",
         claim=attempt + 1,
@@ -81,7 +81,7 @@ def make_context(
         _children=tuple(dataclasses.replace(child, id=id + n) for n, child in enumerate(children, start=1)),
         _transaction=None if connection is None else StepTransaction(connection),
         _journal=MemoryJournal(checkpoint, finished or {}),
-        _claim=ExecutionWithoutClaim(attempt, timed_out),
+        _claim=StepExecutionStub(attempt, timed_out),
     )
 
 

@@ -99,7 +99,7 @@ class Stepper:
         self._threads = ThreadPool(1)
         self._tasks = TaskSet()
         self._notifier = CancelRecordingNotifier(services)
-        self._journal = UnpausedJournalWriter(
+        self._journal = UnpausedJournalActionRunner(
             services.pool,
             services.schema.name,
             services.journal_statements,
@@ -175,7 +175,7 @@ class Stepper:
 
     async def claim_next(self, queue: str) -> Claim | None:
         """Claim the next due row of a queue."""
-        statement = self._services.statements.pick(WORKER, {queue: 1}, self._registry.known_steps, LEASE_SECONDS)
+        statement = self._services.statements.pick(WORKER, {queue: 1}, self._registry.known_step_keys, LEASE_SECONDS)
         picked = await self._connection.run(statement)
         return picked.claims[0] if picked.claims else None
 
@@ -185,7 +185,7 @@ class Stepper:
         transaction = driver_connection.transaction()
         await transaction.start()
         try:
-            await driver_connection.fetch(self._statements.lock_others, instance)
+            await driver_connection.fetch(self._statements.lock_other_due_rows, instance)
             return await self.claim_next(queue)
         finally:
             await transaction.rollback()
@@ -195,7 +195,7 @@ class Stepper:
         self._errors.pop(claim.id, None)
         self._outcomes.pop(claim.id, None)
         active = self._claims.register_and_cancel_unawaited_children(claim, time.monotonic())
-        await self._cancel_children()
+        await self._finish_cancel_cascades()
         active.task = self._tasks.spawn(self._runner.run_claim(active))
         try:
             await asyncio.shield(active.task)
@@ -207,7 +207,7 @@ class Stepper:
             raise
         if active.entry.spec.transactional:
             self._notifier.has_children_to_cancel = True  # the step may have cancelled instances in its transaction
-        await self._cancel_children()
+        await self._finish_cancel_cascades()
         return self._make_execution_record(claim, self._outcomes.pop(claim.id, LOST))
 
     def _record_outcome(self, event: Event) -> None:
@@ -224,7 +224,7 @@ class Stepper:
             case _:
                 pass
 
-    async def _cancel_children(self) -> None:
+    async def _finish_cancel_cascades(self) -> None:
         """Cancel children that no parent waits for any more, as workers do in the background.
 
         The client does the same after the commit of a caller's transaction; then this waits until it has.
@@ -254,17 +254,17 @@ class Stepper:
             except (UndecodableState, LeaseLost, NoFreeThread, UnreadableSignal):
                 pass  # recorded by the executor
         await self._connection.run(self._statements.expire_lease(claim.id, claim.epoch))
-        await self.reap()
+        await self.reap_and_finish_cancels()
         return self._make_execution_record(claim, LOST)
 
-    async def reap(self) -> None:
+    async def reap_and_finish_cancels(self) -> None:
         """Take back claims whose leases have ended, and finish cancels that callers began in their transactions."""
         more = True
         while more:
             reaped = await self._connection.run(self._services.statements.reap(REAP_BATCH, None))
             more = len(reaped.claims) == REAP_BATCH
         self._notifier.has_children_to_cancel = True
-        await self._cancel_children()
+        await self._finish_cancel_cascades()
 
     async def release(self, claim: Claim) -> None:
         """Make a claimed row runnable again."""
@@ -272,7 +272,7 @@ class Stepper:
 
     async def shift_times_back(self, by: timedelta) -> None:
         """Move every moment in the schema back."""
-        statements = await self._connection.run(self._statements.list_time_shift_statements())
+        statements = await self._connection.run(self._statements.read_timestamp_shifts())
         driver_connection = await self._connection.connect()
         async with driver_connection.transaction():
             for statement in statements:
@@ -280,7 +280,7 @@ class Stepper:
 
     async def delete_instances_and_use_registry(self, registry: Registry) -> None:
         """Delete every instance, and run other machines and jobs from now on."""
-        await self._connection.run_script(self._statements.delete_all_instances)
+        await self._connection.run_script(self._statements.delete_rows_and_reset_ids)
         self._build_claim_table_and_runner(registry)
         self._errors.clear()
 
@@ -365,7 +365,7 @@ class HarnessExecutor(Executor):
         return 0
 
 
-class UnpausedJournalWriter(JournalActionRunner):
+class UnpausedJournalActionRunner(JournalActionRunner):
     """Calls an activity again without the pause of its retry policy."""
 
     async def _run_journal_action(self, action: Action) -> Any:

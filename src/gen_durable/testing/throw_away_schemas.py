@@ -52,7 +52,7 @@ async def drop_throw_away_schema(dsn: str, name: str) -> None:
     schema = Schema(name)
     connection = PersistentConnection(ConnectionTarget(dsn))
     try:
-        if await connection.run(_read_mark_statement(schema)) == MARK:
+        if await connection.run(_schema_comment_statement(schema)) == MARK:
             await connection.run_script(
                 schema.render("set local synchronous_commit = off; drop schema @schema cascade")
             )
@@ -63,14 +63,14 @@ async def drop_throw_away_schema(dsn: str, name: str) -> None:
 async def check_throw_away_schema(app: Durable) -> None:
     """Raise `ConfigError` unless the schema was created for a test."""
     schema = services_of(app).statements.schema
-    if await services_of(app).pool.run(_read_mark_statement(schema)) != MARK:
+    if await services_of(app).pool.run(_schema_comment_statement(schema)) != MARK:
         raise ConfigError(
             f"Schema {schema.name!r} was not created for tests. A harness runs everything that is due in its schema "
             "and shifts the time of every row. Use the fixture durable_harness, or throw_away_schema(dsn)."
         )
 
 
-def _read_mark_statement(schema: Schema) -> Statement[str | None]:
+def _schema_comment_statement(schema: Schema) -> Statement[str | None]:
     return Statement(
         "select obj_description(to_regnamespace($1)::oid, 'pg_namespace')",
         (f'"{schema.name}"',),

@@ -1,4 +1,4 @@
-"""A traceback as it is stored: frames of the user's code, no values, bounded."""
+"""Exceptions as they are stored: class, message, and frames of the user's code without values; all bounded."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from gen_durable.outcomes import Fail, describe_error
-from gen_durable.tracebacks import MAX_TRACEBACK, error_type_of, format_traceback
+from gen_durable.outcomes import Fail
+from gen_durable.stored_exceptions import MAX_TRACEBACK, describe_error, error_type_of, format_traceback
 
 
 class Refused(Exception):
@@ -45,7 +45,7 @@ def test_frames_are_those_of_python_without_messages_and_values() -> None:
         "    charge(card)",
         f'  File "{__file__}", line {charge.__code__.co_firstlineno + 1}, in charge',
         '    raise Refused(f"no luck with {secret}")',
-        "tests.unit.test_tracebacks.Refused",
+        "tests.unit.test_stored_exceptions.Refused",
     ]
 
 
@@ -66,7 +66,7 @@ def test_causes_come_first() -> None:
     places = [
         text.index(words)
         for words in (
-            "tests.unit.test_tracebacks.Refused\n",
+            "tests.unit.test_stored_exceptions.Refused\n",
             "direct cause of the following",
             "RuntimeError\n",
             "During handling of the above",
@@ -217,9 +217,21 @@ def test_a_class_that_raises_in_its_attributes() -> None:
     assert describe_error(error) == "Hostile: (its str() raised)"
 
 
+def test_an_exception_is_described_whatever_it_is() -> None:
+    """NUL and surrogates do not get into the row, and an exception that cannot be printed is still named."""
+
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no words")
+
+    assert describe_error(Mute()) == "Mute: (its str() raised)"
+    assert describe_error(ValueError("a\0\ud800")) == "ValueError: a\\0\\ud800"
+    assert len(describe_error(ValueError("x" * 100_000))) == 8000
+
+
 def test_the_type_of_an_error() -> None:
     """With its module, unless it is builtin; of any length and script it can be stored."""
-    assert error_type_of(Refused()) == "tests.unit.test_tracebacks.Refused"
+    assert error_type_of(Refused()) == "tests.unit.test_stored_exceptions.Refused"
     assert error_type_of(ConnectionError()) == "ConnectionError"
     assert error_type_of(asyncio.CancelledError()) == "asyncio.exceptions.CancelledError"
     odd = type("x" * 500, (Exception,), {"__module__": "a\0b\udc80"})

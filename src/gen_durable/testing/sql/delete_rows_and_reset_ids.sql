@@ -1,4 +1,4 @@
--- delete_all_instances: delete every instance and reset the ids. Limits stay. Several statements.
+-- delete_rows_and_reset_ids: delete every instance, cascade, rate bucket and slot, and reset the ids. Limits stay. Several statements.
 --
 -- Signals and the journal go by triggers. Locks: the rows.
 delete from @schema.instances;

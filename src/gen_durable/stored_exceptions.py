@@ -1,8 +1,8 @@
-"""Exceptions as they are stored: the name of the class, and the traceback as frames without values.
+"""Exceptions as they are stored: the name of the class, the message, and the traceback as frames without values.
 
-A frame is a file, a line number, a function and the line of source code. Messages of exceptions and values of variables
-are left out, because they may quote payloads: the message of the error itself is in `last_error`. The text is bounded,
-and the frames of the engine that lead to the user's code are left out.
+A frame is a file, a line number, a function and the line of source code. A traceback has no messages of exceptions and
+no values of variables, because they may quote payloads: the message of the error itself is in `last_error`. Texts are
+bounded, and the frames of the engine that lead to the user's code are left out.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final
 
 from typing_extensions import TypeIs
 
-from gen_durable.validation import to_storable_text
+from gen_durable.validation import to_storable_error, to_storable_text
 
 MAX_TRACEBACK: Final = 8000  # bytes
 MAX_FRAMES: Final = 30
@@ -23,6 +23,9 @@ MAX_PARTS: Final = 5  # of an exception group
 MAX_PART: Final = 1500  # bytes
 MAX_NESTED: Final = 3  # groups inside of groups
 MAX_NAME: Final = 200  # characters
+MAX_DESCRIBED_PARTS: Final = 5  # of an exception group, in its message
+MAX_DESCRIBED_PART: Final = 500  # characters
+MAX_DESCRIBED_NESTED: Final = 3  # groups inside of groups
 _CUT: Final = "... (cut off here)\n"
 _CAUSE: Final = "\nThe above exception was the direct cause of the following exception:\n\n"
 _CONTEXT: Final = "\nDuring handling of the above exception, another exception occurred:\n\n"
@@ -43,6 +46,11 @@ def error_type_of(error: BaseException) -> str:
     return to_storable_text(name)[:MAX_NAME]
 
 
+def describe_error(error: BaseException) -> str:
+    """An exception as it is stored in `last_error`: its type and its message; of a group also its first parts."""
+    return to_storable_error(_describe_exception(error, 0))
+
+
 def format_traceback(error: BaseException, *, during: BaseException | None = None) -> str | None:
     """The frames of an exception and of those that led to it, oldest first, at most 8,000 bytes.
 
@@ -56,6 +64,28 @@ def format_traceback(error: BaseException, *, during: BaseException | None = Non
         return "(its traceback cannot be formatted)"
 
 
+def _describe_exception(error: BaseException, depth: int) -> str:
+    kind = type(error).__name__
+    try:
+        words = (
+            _describe_group_parts(error, depth)
+            if is_exception_group(error) and depth < MAX_DESCRIBED_NESTED
+            else str(error)
+        )
+        return f"{kind}: {words}" if words else kind
+    except BaseException:  # user code: a SystemExit of it would end the process
+        return f"{kind}: (its str() raised)"
+
+
+def _describe_group_parts(group: BaseExceptionGroup[BaseException], depth: int) -> str:
+    """The parts of a group: `str` of it has only their number."""
+    count = len(group.exceptions)
+    parts = [_describe_exception(part, depth + 1) for part in group.exceptions[:MAX_DESCRIBED_PARTS]]
+    shown = [part if len(part) <= MAX_DESCRIBED_PART else part[: MAX_DESCRIBED_PART - 3] + "..." for part in parts]
+    rest = [f"and {count - len(parts)} more"] if count > len(parts) else []
+    return f"{count} error{'s' if count > 1 else ''} ({group.message}): {', '.join([*shown, *rest])}"
+
+
 def _format_chain(error: BaseException, during: BaseException | None, depth: int) -> tuple[str, bool]:
     """The text of an exception and its causes, and whether it has any frame."""
     blocks: list[str] = []
@@ -64,7 +94,7 @@ def _format_chain(error: BaseException, during: BaseException | None, depth: int
         if len(blocks) == MAX_CHAIN:
             blocks.append(_CUT)
             break
-        frames = list(_select_user_frames(one.__traceback__))
+        frames = list(_format_user_frames(one.__traceback__))
         has_frames = has_frames or bool(frames)
         block = "Traceback (most recent call last):\n" + "".join(frames) if frames else ""
         block += error_type_of(one) + "\n"
@@ -103,7 +133,7 @@ def _format_group_parts(group: BaseExceptionGroup[BaseException], depth: int) ->
     return "".join(texts), has_frames
 
 
-def _select_user_frames(trace: TracebackType | None) -> Iterator[str]:
+def _format_user_frames(trace: TracebackType | None) -> Iterator[str]:
     """The frames from the user's first one on: that one, and the innermost of the others."""
     while trace is not None and str(trace.tb_frame.f_globals.get("__name__")).startswith(_ENGINE):
         trace = trace.tb_next
