@@ -210,7 +210,7 @@ async def test_all_or_none(dsn: str, schema: str) -> None:
                         kills += await connection.fetchval(
                             "select count(*) from (select pg_terminate_backend(pid) from pg_stat_activity"
                             " where query like $1 and state <> 'idle') as t",
-                            f'%"{schema}".insert_started_instances(%',
+                            f'%"{schema}".insert_instances_of_outcomes(%',
                         )
                     seen.add(await count_of(dsn, schema))
             assert (await waiting).result == list(range(5000))
@@ -333,13 +333,13 @@ async def test_large_children_go_in_statements_of_bounded_size(
     monkeypatch.setattr(outcome_encoder, "CHUNK_BYTES", 5000)
     monkeypatch.setattr(single_outcome_flusher, "INSERT_BYTES", 5000)
     sent: list[int] = []
-    insert_started_instances = StatementBuilder.insert_started_instances
+    insert_instances_of_outcomes = StatementBuilder.insert_instances_of_outcomes
 
     def counted(self: StatementBuilder, commit: Commit, children: str) -> Any:
         sent.append(len(children))
-        return insert_started_instances(self, commit, children)
+        return insert_instances_of_outcomes(self, commit, children)
 
-    monkeypatch.setattr(StatementBuilder, "insert_started_instances", counted)
+    monkeypatch.setattr(StatementBuilder, "insert_instances_of_outcomes", counted)
     async with Durable(dsn, schema=schema) as app, Worker(app, machines=[Wide()], jobs=[long], queues=QUEUES):
         assert (await ended(await app.insert(Wide.spread, 20))).result == 20_000
     assert max(sent) < 5100

@@ -70,8 +70,8 @@ async def test_without_its_condition_a_flush_leads_on_from_a_marked_row(
 async def test_without_its_condition_a_marked_row_starts_children(
     exploring: Exploring, calls: StatementBuilder
 ) -> None:
-    """Without its condition, insert_started_instances makes children of a round that never begins."""
-    cure = Cure("insert_started_instances", " and (parent.cancel_reason is null or outcome.kind = 'done')")
+    """Without its condition, insert_instances_of_outcomes makes children of a round that never begins."""
+    cure = Cure("insert_instances_of_outcomes", " and (parent.cancel_reason is null or outcome.kind = 'done')")
     async with exploring(cure) as explorer:
         report = await explorer.explore(
             executing(1), cancelling(calls, 1, cascade=False), [calls.flush([SPREAD])], lambda _: None, first_fault=True

@@ -95,7 +95,7 @@ async def test_claim_claim_overtaken(exploring: Exploring, calls: StatementBuild
 
 
 TRY_LOCK = """
-    select from @schema.gate_locks lock where lock.id = @schema.gate_lock_id(@schema.gate_name('partition', wanted.key))
+    select from @schema.gate_locks lock where lock.id = @schema.gate_row_id(@schema.gate_name('partition', wanted.key))
     for no key update skip locked"""
 
 
@@ -179,7 +179,7 @@ async def test_block_release_by_delay(exploring: Exploring, calls: StatementBuil
             Cure(
                 "unblock",
                 """perform from @schema.gate_locks lock
-    where lock.id = any (array(select @schema.gate_lock_id(freed.gate) from unnest(gates) as freed (gate)))
+    where lock.id = any (array(select @schema.gate_row_id(freed.gate) from unnest(gates) as freed (gate)))
     order by lock.id
     for no key update;""",
                 "null;",

@@ -47,7 +47,7 @@ async def test_a_fence_without_a_lock_loses_a_checkpoint(
 ) -> None:
     """Merely looked at, the claim may be gone before the write is committed: it is accepted and nobody sees it."""
     left = [calls.reap(10, None), calls.pick("w", {"default": 1}, ["m/1/s"], 60)]
-    async with exploring(Cure("check_journal_fence", "\n  for no key update")) as explorer:
+    async with exploring(Cure("lock_row_for_journal", "\n  for no key update")) as explorer:
         report = await explorer.explore(
             EXPIRED, left, [journal.record_checkpoint(FENCE, "1")], accepted_is_seen, first_fault=True
         )

@@ -80,11 +80,11 @@ async def test_release_and_block_of_a_slot(exploring: Exploring, calls: Statemen
 
 
 WAIT = """perform from @schema.gate_locks lock
-    where lock.id = any (array(select @schema.gate_lock_id(freed.gate) from unnest(gates) as freed (gate)))
+    where lock.id = any (array(select @schema.gate_row_id(freed.gate) from unnest(gates) as freed (gate)))
     order by lock.id
     for no key update;"""
 GATE = """
-    select from @schema.gate_locks lock where lock.id = @schema.gate_lock_id(wanted.gate)
+    select from @schema.gate_locks lock where lock.id = @schema.gate_row_id(wanted.gate)
     for no key update skip locked"""
 POLICY = "perform from @schema.gate_locks lock where lock.id >= 2048 order by lock.id for no key update;"
 
@@ -266,7 +266,7 @@ async def test_enter_enter(exploring: Exploring, calls: StatementBuilder) -> Non
 
 
 ENTER_GATE = """perform from @schema.gate_locks lock
-    where lock.id = @schema.gate_lock_id(
+    where lock.id = @schema.gate_row_id(
       @schema.gate_name(case locked_kind when 'rate' then 'rate' else 'slot' end, key)
     )
     for no key update;"""
@@ -387,7 +387,7 @@ async def test_flush_of_a_slot_and_a_row_whose_key_is_busy(exploring: Exploring,
             Cure(
                 "admit_or_block_rows_by_partition",
                 """
-        select from @schema.gate_locks lock where lock.id = @schema.gate_lock_id(wanted.gate)
+        select from @schema.gate_locks lock where lock.id = @schema.gate_row_id(wanted.gate)
         for no key update skip locked""",
                 "select",
             ),

@@ -48,7 +48,7 @@ create or replace function @schema.climb_gates(gates text[]) returns void langua
 declare
   one bigint;
 begin
-  for one in select distinct @schema.gate_lock_id(g.gate) from unnest(gates) as g (gate) order by 1 loop
+  for one in select distinct @schema.gate_row_id(g.gate) from unnest(gates) as g (gate) order by 1 loop
     perform @schema.breakpoint('climb');
     perform from @schema.gate_locks lock where lock.id = one for no key update;
   end loop;

@@ -86,7 +86,7 @@ LISTED = (
     + "insert into @schema.cascades (parent_id, first_round, last_round, origin, reason)"
     " values (1, 0, 1, 1, 'why');"
 )
-QUIET = ("unblock", "count_ended_children_and_wake_parents", "insert_started_instances", "end_or_request_cancel")
+QUIET = ("unblock", "count_ended_children_and_wake_parents", "insert_instances_of_outcomes", "end_or_request_cancel")
 SPREAD = Commit(1, 3, 1, "children", step="t", extra=json.dumps({"children": [CHILD]}))
 
 

@@ -166,7 +166,7 @@ async def test_parents_changed_before_their_children_go_in_deadlock(
     exploring: Exploring, calls: StatementBuilder
 ) -> None:
     """An insert waits for a change of the row that holds its key: a parent that was changed first closes the circle."""
-    start = "spawn_queues := @schema.insert_started_instances(ids, claims, seqs, kinds, extras);"
+    start = "spawn_queues := @schema.insert_instances_of_outcomes(ids, claims, seqs, kinds, extras);"
     change = "update @schema.instances i set updated_at = now() where i.id = any (ids);"
     async with exploring(Cure("flush", start, change + start)) as explorer:
         report = await explorer.explore(
@@ -202,7 +202,7 @@ async def test_insert_without_key_order_deadlocks(exploring: Exploring, calls: S
 async def test_spawn_without_key_order_deadlocks(exploring: Exploring, calls: StatementBuilder) -> None:
     """The same for children."""
     by_key = "order by decode(start.unique_key, 'hex'), start.child_id"
-    cure = Cure("insert_started_instances", by_key, "order by start.id")
+    cure = Cure("insert_instances_of_outcomes", by_key, "order by start.id")
     async with exploring(cure, also=ROW_BREAKPOINTS) as explorer:
         report = await explorer.explore(
             PARENTS, [calls.flush([spawn(1, "ab")])], [calls.flush([spawn(2, "ba")])], counted, first_fault=True

@@ -31,7 +31,7 @@ LISTS = {
     ")) from generate_series(1, %s)",
     "replace_payloads": "@.replace_payloads('instances', 'state', jsonb_agg(1), null, null, null) "
     "from generate_series(1, %s)",
-    "insert_started_instances": "@.insert_started_instances('{1}', '{1}', '{1}', '{done}', "
+    "insert_instances_of_outcomes": "@.insert_instances_of_outcomes('{1}', '{1}', '{1}', '{done}', "
     "array[jsonb_build_object('spawn', jsonb_agg('{}'::jsonb))]) from generate_series(1, %s)",
 }
 
@@ -87,7 +87,12 @@ def test_every_array_of_every_function_has_a_bound(dsn: str, schema: str, dsns: 
 
 def test_lists_in_json_have_bounds(schema: str, dsns: dict[str, str]) -> None:
     for name, call in LISTS.items():
-        login = {"replace_payloads": "admin", "list": "viewer", "count": "viewer", "insert_started_instances": "worker"}
+        login = {
+            "replace_payloads": "admin",
+            "list": "viewer",
+            "count": "viewer",
+            "insert_instances_of_outcomes": "worker",
+        }
         with psycopg.connect(dsns[login.get(name, "producer")]) as connection:
             statement = f"select {call.replace('@', chr(34) + schema + chr(34)) % (MOST + 1)}"
             assert is_refused(connection, statement) is None, name

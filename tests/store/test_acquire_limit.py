@@ -72,7 +72,7 @@ def test_a_limit_that_is_replaced_while_a_step_waits_is_locked_by_its_new_kind(s
     """The step waits for the gate of a slot; then the limit is a rate, and the step holds the gate of that."""
     store.given(SLOT + executing(1))
     request = store.calls.acquire_step_limit(1, 1, Limit("l"), 10)
-    gate = "select * from @schema.gate_locks where id = @schema.gate_lock_id('rate/l')"
+    gate = "select * from @schema.gate_locks where id = @schema.gate_row_id('rate/l')"
     held = f"{gate} and xmax = pg_current_xact_id()::xid"
     replace = "select @schema.remove_limit('l', false), @schema.set_limit('l', 'rate', null, 3600, 1, null, false)"
 

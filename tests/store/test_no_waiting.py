@@ -26,7 +26,7 @@ from gen_durable.store.signals import SignalStatementBuilder
 from gen_durable.store.types import Commit
 
 ROW = "select from @schema.instances where id = {} for update"
-GATE = "select from @schema.gate_locks where id = @schema.gate_lock_id('{}') for no key update"
+GATE = "select from @schema.gate_locks where id = @schema.gate_row_id('{}') for no key update"
 SLOTS = "insert into @schema.limits (name, kind, slots) values ('l', 'concurrency', 1);\n"
 RATE = "insert into @schema.limits (name, kind, period, burst) values ('r', 'rate', 3600, 1);\n"
 EXPIRED = {"lease_expires_at": seconds(-1)}
@@ -252,9 +252,11 @@ PATIENT: dict[str, tuple[str, Callable[[Store], Any]]] = {
         ROW.format(1),
         lambda s: s.calls.lock_parent_and_allocate_ids(Commit(1, 1, 0, "children"), 2),
     ),
-    "insert_started_instances": (
+    "insert_instances_of_outcomes": (
         instance(90, unique_key=b"taken", unique_scope="{runnable}"),
-        lambda s: s.calls.insert_started_instances(Commit(1, 1, 0, "children"), json.dumps([child("taken", id=91)])),
+        lambda s: s.calls.insert_instances_of_outcomes(
+            Commit(1, 1, 0, "children"), json.dumps([child("taken", id=91)])
+        ),
     ),
     "retry": (ROW.format(2), lambda s: s.reads.retry(2, None)),
     "delete_instance": (ROW.format(2), lambda s: s.reads.delete_instance(2, None)),

@@ -16,7 +16,7 @@ _WORD = re.compile(r"[();']|\b(?:limit|offset|for|on|returning|rows)\b|\$(?:text
 # Not the head of the function itself.
 _CALL = (
     r"(?<!function @schema\.)\b"
-    r"(?:wake_if_signal_came|count_ended_children_and_wake_parents|unblock\w*|check_journal_fence)\("
+    r"(?:wake_if_signal_came|count_ended_children_and_wake_parents|unblock\w*|lock_row_for_journal)\("
 )
 KINDS = {
     "row lock": r"\bfor (?:no key )?update\b",

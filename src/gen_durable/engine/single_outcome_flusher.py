@@ -31,7 +31,7 @@ async def flush_outcome_and_children(
     )
     if ids is not None:  # else the fence does not match, and the flush answers why
         for part in children.encode_parts(children.ids or ids, INSERT_BATCH, INSERT_BYTES):
-            woken_queues = await run(statements.insert_started_instances(commit, part))
+            woken_queues = await run(statements.insert_instances_of_outcomes(commit, part))
             queues.update(woken_queues)
     flushed = await run(statements.flush([commit], worker, time.perf_counter()))
     follow_ups = dataclasses.replace(flushed.follow_ups, queues=flushed.follow_ups.queues | queues)

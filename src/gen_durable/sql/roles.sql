@@ -74,7 +74,7 @@ declare
   -- As a viewer, but the table grants below include payloads.
   reader constant text[] := viewer || array['id_of_key', 'ends_of'];
   worker constant text[] := client || array[
-    'pick', 'flush', 'lock_parent_and_allocate_ids', 'insert_started_instances', 'inbox_page', 'children_page',
+    'pick', 'flush', 'lock_parent_and_allocate_ids', 'insert_instances_of_outcomes', 'inbox_page', 'children_page',
     'activities_page', 'cancel_requests_of', 'heartbeat', 'reap', 'unblock_missed_rows', 'release_claims', 'gc',
     'gc_rows_with_own_retention', 'gc_unused_ids', 'declare_retentions', 'declared_retentions', 'trim_history',
     'count_due_unknown_steps', 'unlocked_ids', 'set_limit', 'limit_states', 'acquire_step_limit', 'release_step_limit',

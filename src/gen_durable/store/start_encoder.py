@@ -60,7 +60,7 @@ def encode_first_signals(messages: Sequence[SignalMessage]) -> str | None:
 
 
 def encode_start(start: Start[Any]) -> dict[str, object]:
-    """An instance as the JSON object of `insert_started_instances.sql` and `insert_if_key_free.sql`.
+    """An instance as the JSON object of `insert_instances_of_outcomes.sql` and `insert_if_key_free.sql`.
 
     Raises `EncodeError`.
     """

@@ -127,7 +127,7 @@ class StatementBuilder:
             f"{names_array_sql(4)},{names_array_sql(5)},$6,$7,$8,$9,$10,$11,{names_array_sql(12)},$13,$14)"
         )
         self._lock_parent_and_allocate_ids = f"select {s}.lock_parent_and_allocate_ids($1,$2,$3,$4)"
-        self._start_instances = f"select {s}.insert_started_instances($1,$2,$3,array['children'],$4)"
+        self._start_instances = f"select {s}.insert_instances_of_outcomes($1,$2,$3,array['children'],$4)"
         self._children = f"select {s}.children_page($1,null,$2,$3,$4)"
         self._signal = (
             "select ord, target, verdict, woken_queue from "  # noqa: S608
@@ -259,7 +259,7 @@ class StatementBuilder:
             self._lock_parent_and_allocate_ids, (commit.id, commit.epoch, commit.seq, count), lambda rows: rows[0][0]
         )
 
-    def insert_started_instances(self, commit: Commit, children: str) -> Statement[list[str]]:
+    def insert_instances_of_outcomes(self, commit: Commit, children: str) -> Statement[list[str]]:
         """Insert children, a JSON array, of a row that `lock_parent_and_allocate_ids` has locked."""
         extra = f'{{"children":{children}}}'
         args = ([commit.id], [commit.epoch], [commit.seq], [extra])

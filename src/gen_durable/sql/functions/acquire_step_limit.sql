@@ -39,7 +39,7 @@ begin
     exit when policy.kind is null or policy.kind = locked_kind;
     locked_kind := policy.kind;
     perform from @schema.gate_locks lock
-    where lock.id = @schema.gate_lock_id(
+    where lock.id = @schema.gate_row_id(
       @schema.gate_name(case locked_kind when 'rate' then 'rate' else 'slot' end, key)
     )
     for no key update;

@@ -56,7 +56,7 @@ begin
     where i.ctid = any (found_rows) and either.gate is not null
   ) as wanted
   cross join lateral (
-    select from @schema.gate_locks lock where lock.id = @schema.gate_lock_id(wanted.gate)
+    select from @schema.gate_locks lock where lock.id = @schema.gate_row_id(wanted.gate)
     for no key update skip locked
   ) as locked;
 

@@ -48,7 +48,7 @@ begin
     where i.ctid = any (found_rows) and i.partition_key is not null
   ) as wanted
   cross join lateral (
-    select from @schema.gate_locks lock where lock.id = @schema.gate_lock_id(@schema.gate_name('partition', wanted.key))
+    select from @schema.gate_locks lock where lock.id = @schema.gate_row_id(@schema.gate_name('partition', wanted.key))
     for no key update skip locked
   ) as locked;
 
@@ -106,7 +106,7 @@ begin
         where i.ctid = any (blocked) and i.slot_key is not null
       ) as wanted
       cross join lateral (
-        select from @schema.gate_locks lock where lock.id = @schema.gate_lock_id(wanted.gate)
+        select from @schema.gate_locks lock where lock.id = @schema.gate_row_id(wanted.gate)
         for no key update skip locked
       ) as locked
     );

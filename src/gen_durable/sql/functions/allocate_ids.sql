@@ -1,5 +1,5 @@
 -- allocate_ids: ids for instances whose payloads must contain them before the insert (insert.sql,
--- insert_started_instances.sql).
+-- insert_instances_of_outcomes.sql).
 --
 -- Returns `count` ids, ascending, at most 100,000. Only this login can use them, each once, within a day
 -- (use_up_allocated_ids.sql, gc_unused_ids.sql). An unused id is lost, as after a rollback.

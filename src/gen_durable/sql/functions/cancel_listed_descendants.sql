@@ -113,7 +113,7 @@ begin
     begin
       unblocked := @schema.unblock(gates, true);
     exception when others then
-      if not @schema.is_caused_by_data(sqlstate) then
+      if not @schema.is_permanent_error(sqlstate) then
         raise;
       end if;
     end;

@@ -25,7 +25,7 @@ begin
     from @schema.end_or_request_cancel(ids, reasons, array_fill(true, array[size]), origins);
     return;
   exception when others then
-    if not @schema.is_caused_by_data(sqlstate) then
+    if not @schema.is_permanent_error(sqlstate) then
       raise;
     end if;
     refusal := sqlstate;

@@ -1,6 +1,6 @@
 -- clear_checkpoint: delete the checkpoint of a step.
 --
--- Parameters: the fence (check_journal_fence.sql). Returns false if the claim is lost and nothing was changed.
+-- Parameters: the fence (lock_row_for_journal.sql). Returns false if the claim is lost and nothing was changed.
 -- Index: primary keys. Locks: the instance.
 create or replace function @schema.clear_checkpoint(instance bigint, epoch bigint, seq bigint)
 returns boolean
@@ -11,7 +11,7 @@ set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 as $$
 begin
-  if @schema.check_journal_fence(instance, epoch, seq) is null then
+  if @schema.lock_row_for_journal(instance, epoch, seq) is null then
     return false;
   end if;
   delete from @schema.checkpoints checkpoint where checkpoint.instance_id = instance;

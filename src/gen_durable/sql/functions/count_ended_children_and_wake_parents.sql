@@ -39,7 +39,7 @@ begin
           barrier.opens,
           case when barrier.opens then now() else parent.eligible_at end,
           case when barrier.opens then null else parent.await_deadline end,
-          case when barrier.opens then @schema.unique_scope_in_status(parent.unique_scope, 'runnable') else parent.unique_scope end,
+          case when barrier.opens then @schema.unique_scope_for_status(parent.unique_scope, 'runnable') else parent.unique_scope end,
           case
             when not barrier.opens then parent.cancel_rest
             when parent.children_pending > round_ends.ended

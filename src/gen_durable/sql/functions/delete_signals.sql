@@ -41,7 +41,7 @@ begin
     seen = '{}',
     token_at = null,
     blocked_on = null,
-    unique_scope = @schema.unique_scope_in_status(i.unique_scope, 'awaiting_signal'),
+    unique_scope = @schema.unique_scope_for_status(i.unique_scope, 'awaiting_signal'),
     updated_at = now()
   where i.id = old.id and deleted > 0 and i.status = 'runnable' and i.awaits is not null and i.timed_out_claim is null
     and not exists (

@@ -54,7 +54,7 @@ begin
       token_at = null,
       blocked_on = null,
       children_pending = 0,
-      unique_scope = @schema.unique_scope_in_status(i.unique_scope, 'cancelled'),
+      unique_scope = @schema.unique_scope_for_status(i.unique_scope, 'cancelled'),
       updated_at = now()
     from unnest(ids, reasons) as given (id, reason)
     where i.id = given.id and i.finished_at is null and i.lease_expires_at is null

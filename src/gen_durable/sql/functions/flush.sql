@@ -23,7 +23,7 @@
 -- The fence is id + claims + seq and needs no status: every exit from executing that is not the worker's own outcome
 -- increments claims, the worker's own increments seq. All effects of an outcome depend on the rows that the fenced
 -- update returned.
--- A delay counts from the statement, here and in insert and insert_started_instances: a transactional step, or the caller's
+-- A delay counts from the statement, here and in insert and insert_instances_of_outcomes: a transactional step, or the caller's
 -- transaction, may have begun long before, and now() is its beginning.
 -- Index: the primary key throughout. Nested loops are forced: a generic plan that misjudges the number of executing
 -- rows turns a flush of 500 from 9 into 100 ms.
@@ -85,7 +85,7 @@ begin
   -- that holds its key, not for a lock on it. With the change first, two parents that start each other's keys would
   -- deadlock (tests/interleavings: spawn_spawn_of_each_other).
   if starts_instances then
-    spawn_queues := @schema.insert_started_instances(ids, claims, seqs, kinds, extras);
+    spawn_queues := @schema.insert_instances_of_outcomes(ids, claims, seqs, kinds, extras);
   end if;
 
   with outcomes as (
@@ -176,7 +176,7 @@ begin
       locked_by = case when outcome.keeps_claim then i.locked_by end,
       lease_expires_at = case when outcome.keeps_claim then i.lease_expires_at end,
       finished_at = case when outcome.is_end then now() end,
-      unique_scope = @schema.unique_scope_in_status(i.unique_scope, outcome.status),
+      unique_scope = @schema.unique_scope_for_status(i.unique_scope, outcome.status),
       updated_at = now()
     from outcomes as outcome
     where i.id = outcome.id and i.claims = outcome.epoch and i.seq = outcome.seq
@@ -253,7 +253,7 @@ begin
         await_deadline = null,
         children_pending = 0,
         joined = true,
-        unique_scope = @schema.unique_scope_in_status(i.unique_scope, 'runnable')
+        unique_scope = @schema.unique_scope_for_status(i.unique_scope, 'runnable')
       where i.id = any (fanout_ids) and i.children_pending < coalesce(i.children_needed, 1)
       returning i.queue
     )

@@ -1,6 +1,6 @@
 -- insert_if_key_free: insert one instance, given as an object, under a unique key, unless the key is taken.
 --
--- Parameters: the key; start: an object as insert_started_instances.sql takes it, of which only fsm and step are required; its
+-- Parameters: the key; start: an object as insert_instances_of_outcomes.sql takes it, of which only fsm and step are required; its
 -- unique_scope is that of a live holder by default. Its unique_key is not read.
 -- Returns the id, or null if the key is taken; an id in `start` can then be used again. The queue is not notified.
 -- Index, locks: those of insert, which waits for a transaction that inserts the same key.

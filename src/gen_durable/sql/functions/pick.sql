@@ -7,7 +7,7 @@
 --   scan_positions    {queue: [[priority, due_at, id], ...]}, as an earlier pick has reported them
 --   fair              {queue: [kind of its groups, the group served last or null]} for fair queues
 --   free              how many rows of each queue start at once; the others are claimed ahead, and must leave limits and
---                     contended partition keys alone (rows_to_claim_ahead.sql). Null if all start at once
+--                     contended partition keys alone (claimable_rows.sql). Null if all start at once
 --   crashed           how many rows may be claimed that crashed twice in a row (gate_of_crashed_row.sql); null for any number
 --   last_chance       whether, if there is no such row, one may be claimed that the next crash fails
 --   with_payloads     false leaves out inbox, children and journal: the worker sets a row aside whose claim cannot be
@@ -219,7 +219,7 @@ begin
           end if;
           if free is not null then
             select ahead.allowed, ahead.needs_slot into found_rows, needs_slot
-            from @schema.rows_to_claim_ahead(
+            from @schema.claimable_rows(
               found_rows, greatest(free[queue_number] - (demands[queue_number] - demand), 0)
             ) as ahead;
             exit when cardinality(found_rows) = 0;
@@ -330,7 +330,7 @@ begin
         token_at = null,
         seen = null,
         claimed_ahead = free is not null and i.ctid <> all (starting_rows),
-        unique_scope = @schema.unique_scope_in_status(i.unique_scope, 'executing'),
+        unique_scope = @schema.unique_scope_for_status(i.unique_scope, 'executing'),
         updated_at = now()
       where i.ctid = any (claimed_rows)
       returning i.*

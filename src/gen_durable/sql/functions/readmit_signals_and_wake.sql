@@ -35,7 +35,7 @@ begin
     update @schema.instances i set
       status = 'runnable',
       eligible_at = now(),
-      unique_scope = @schema.unique_scope_in_status(i.unique_scope, 'runnable'),
+      unique_scope = @schema.unique_scope_for_status(i.unique_scope, 'runnable'),
       updated_at = now()
     from inbox
     where i.id = inbox.target_id and i.status = 'awaiting_signal' and i.awaits && inbox.names

@@ -7,7 +7,7 @@
 -- the queues in which rows became runnable; cascade_origins, parents whose other children cancel_listed_descendants.sql
 -- must cancel; cascade_due, whether a cascade is older than 2 s, so the process that carried it out has died.
 -- A row that was claimed ahead may not have begun: its crash is not counted. It is not claimed ahead again until it has
--- an outcome (rows_to_claim_ahead.sql), so the next one is. A row that crashed twice in a row runs apart
+-- an outcome (claimable_rows.sql), so the next one is. A row that crashed twice in a row runs apart
 -- (gate_of_crashed_row.sql). Every worker runs this; there is no leader. A row that is taken back keeps its eligible_at and
 -- so its place: within a partition key it stays the head. The end of a row is recorded in its history if it has one: the
 -- transition of its last outcome shows that, or, for a row without an outcome, `without_history`.
@@ -122,7 +122,7 @@ begin
         when i.cancel_reason is not null then null when i.id = any (ending) then 'CrashLoop' else i.error_type
       end,
       last_traceback = case when i.id = any (ending) then null else i.last_traceback end,
-      unique_scope = @schema.unique_scope_in_status(i.unique_scope, case
+      unique_scope = @schema.unique_scope_for_status(i.unique_scope, case
         when i.cancel_reason is not null then 'cancelled' when i.id = any (ending) then 'failed' else 'runnable'
       end::@schema.durable_status),
       updated_at = now()

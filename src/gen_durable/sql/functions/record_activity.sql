@@ -1,6 +1,6 @@
 -- record_activity: record an activity call that has ended.
 --
--- Parameters: the fence (check_journal_fence.sql); the number of the call within the visit; its name, parameters, and result
+-- Parameters: the fence (lock_row_for_journal.sql); the number of the call within the visit; its name, parameters, and result
 -- or error; how many seconds ago it began and how long it took; attempt, how often the name was called before.
 -- The row's step is stored with it: the row is locked, so it is the step that made the call.
 -- Returns false if the claim is lost and nothing was written. Repeating the call after a lost answer changes nothing,
@@ -22,7 +22,7 @@ as $$
 declare
   at_visit bigint;
 begin
-  at_visit := @schema.check_journal_fence(instance, epoch, seq);
+  at_visit := @schema.lock_row_for_journal(instance, epoch, seq);
   if at_visit is null then
     return false;
   end if;

@@ -1,6 +1,6 @@
 -- record_checkpoint: store a value for the next execution of the same visit of a step.
 --
--- Parameters: the fence (check_journal_fence.sql); the value; the format of the row.
+-- Parameters: the fence (lock_row_for_journal.sql); the value; the format of the row.
 -- Returns how many checkpoints this visit has written, including this one, or null if the claim is lost and nothing was
 -- written.
 -- Index: primary keys. Locks: the instance.
@@ -18,7 +18,7 @@ declare
   at_visit bigint;
   written bigint;
 begin
-  at_visit := @schema.check_journal_fence(instance, epoch, seq);
+  at_visit := @schema.lock_row_for_journal(instance, epoch, seq);
   if at_visit is null then
     return null;
   end if;

@@ -79,7 +79,7 @@ begin
     claimed_ahead = false,
     locked_by = null,
     lease_expires_at = null,
-    unique_scope = @schema.unique_scope_in_status(i.unique_scope, 'awaiting_signal'),
+    unique_scope = @schema.unique_scope_for_status(i.unique_scope, 'awaiting_signal'),
     updated_at = now()
   where i.id = any (parked);
   -- Releases the other rows, which keep their places and counters, and then unblocks the gates of all: parked rows are

@@ -46,7 +46,7 @@ begin
       blocked_on = case when i.cancel_reason is null then @schema.gate_of_crashed_row(i.crashes, 0, i.queue) end,
       claimed_ahead = false,
       unique_scope = case
-        when i.cancel_reason is null then @schema.unique_scope_in_status(i.unique_scope, 'runnable') else i.unique_scope
+        when i.cancel_reason is null then @schema.unique_scope_for_status(i.unique_scope, 'runnable') else i.unique_scope
       end,
       updated_at = now()
     from unnest(ids, release_claims.claims, delays, reasons) as given (id, epoch, delay, reason)

@@ -5,7 +5,7 @@
 -- A login without grants may insert everything. Several grants are alternatives. A priority with a lower number is more
 -- urgent, so a grant names the lowest number. The error has the name of our table, by which the client knows that the
 -- message quotes names only (pg/sqlstate_errors.py).
--- Children and spawned instances do not come here: workers insert them (insert_started_instances.sql).
+-- Children and spawned instances do not come here: workers insert them (insert_instances_of_outcomes.sql).
 -- Index: grants_login_machine_queue_key. Locks: none. Guarded by tests/security/test_grants.py.
 create or replace function @schema.require_granted(
   login oid, fsms text[], queues text[], priorities smallint[], partition_keys text[]

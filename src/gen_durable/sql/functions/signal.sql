@@ -137,7 +137,7 @@ begin
         status = case when target_row.wakes then 'runnable' else i.status end,
         eligible_at = case when target_row.wakes then now() else i.eligible_at end,
         unique_scope = case
-          when target_row.wakes then @schema.unique_scope_in_status(i.unique_scope, 'runnable') else i.unique_scope
+          when target_row.wakes then @schema.unique_scope_for_status(i.unique_scope, 'runnable') else i.unique_scope
         end,
         updated_at = case when target_row.wakes then now() else i.updated_at end
       from (

@@ -37,14 +37,14 @@ begin
   end if;
   if should_wait then
     perform from @schema.gate_locks lock
-    where lock.id = any (array(select @schema.gate_lock_id(freed.gate) from unnest(gates) as freed (gate)))
+    where lock.id = any (array(select @schema.gate_row_id(freed.gate) from unnest(gates) as freed (gate)))
     order by lock.id
     for no key update;
   else
     locked_gates := array(
       select freed.gate from unnest(gates) as freed (gate)
       cross join lateral (
-        select from @schema.gate_locks lock where lock.id = @schema.gate_lock_id(freed.gate)
+        select from @schema.gate_locks lock where lock.id = @schema.gate_row_id(freed.gate)
         for no key update skip locked
       ) as locked
     );

@@ -25,7 +25,7 @@ begin
     update @schema.instances i set
       status = 'runnable',
       eligible_at = now(),
-      unique_scope = @schema.unique_scope_in_status(i.unique_scope, 'runnable')
+      unique_scope = @schema.unique_scope_for_status(i.unique_scope, 'runnable')
     where i.ctid = any (parked) and exists (
       select from @schema.signals signal
       where signal.target_id = i.id and not signal.consumed and signal.name = any (i.awaits)

@@ -1,4 +1,4 @@
--- insert_started_instances: insert the children of parents that this transaction has locked and is about to park, and the
+-- insert_instances_of_outcomes: insert the children of parents that this transaction has locked and is about to park, and the
 -- instances that other outcomes start without waiting for them.
 --
 -- Parameters: the arrays of flush with the fence, the kind, and extras: `children`, an array of objects, or `spawn`,
@@ -10,7 +10,7 @@
 -- order of their keys (insert.sql).
 -- Index: instances_unique, primary key. Locks: none beyond those of flush and of the keys.
 -- Guarded by tests/interleavings/test_unique.py and test_cancel.py.
-create or replace function @schema.insert_started_instances(
+create or replace function @schema.insert_instances_of_outcomes(
   ids bigint[], claims bigint[], seqs bigint[], kinds text[], extras jsonb[]
 )
 returns text[]
@@ -29,7 +29,7 @@ declare
   given_ids bigint[];       -- the ids that came with the children
 begin
   perform @schema.require_max_elements(greatest(
-    cardinality(ids), cardinality(insert_started_instances.claims), cardinality(seqs), cardinality(kinds),
+    cardinality(ids), cardinality(insert_instances_of_outcomes.claims), cardinality(seqs), cardinality(kinds),
     cardinality(extras)
   ), 100000);
   perform @schema.require_max_elements(max(jsonb_array_length(listed.starts)), 100000)
@@ -43,7 +43,7 @@ begin
   with source as (
     select outcome.id as starter, case outcome.kind when 'children' then outcome.id end as parent_id,
            case outcome.kind when 'children' then parent.round + 1 end as round, child.*
-    from unnest(ids, insert_started_instances.claims, seqs, kinds, extras) as outcome (id, epoch, seq, kind, extra)
+    from unnest(ids, insert_instances_of_outcomes.claims, seqs, kinds, extras) as outcome (id, epoch, seq, kind, extra)
     join @schema.instances parent
       on parent.id = outcome.id and parent.claims = outcome.epoch and parent.seq = outcome.seq
       and (parent.cancel_reason is null or outcome.kind = 'done')  -- as flush accepts an end

@@ -1,10 +1,10 @@
--- check_journal_fence: check the fence of a journal write, which a step makes before its outcome.
+-- lock_row_for_journal: check the fence of a journal write, which a step makes before its outcome.
 --
 -- Parameters: id, epoch and seq of the claim as the step received them.
 -- Returns the visit, or null if the claim is lost or the step has been left. The row stays locked until the write
 -- commits, so the claim cannot be taken over in between (tests/interleavings: reap_checkpoint).
 -- Index: primary key. Locks: the row.
-create or replace function @schema.check_journal_fence(instance bigint, epoch bigint, seq bigint)
+create or replace function @schema.lock_row_for_journal(instance bigint, epoch bigint, seq bigint)
 returns bigint
 language plpgsql
 set search_path = pg_catalog, pg_temp

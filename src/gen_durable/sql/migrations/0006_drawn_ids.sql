@@ -1,6 +1,6 @@
 -- Baseline, a part of its own: ids that were drawn before their instances are inserted.
 
--- allocate_ids writes it, use_up_allocated_ids and insert_started_instances delete from it, gc_unused_ids what is left.
+-- allocate_ids writes it, use_up_allocated_ids and insert_instances_of_outcomes delete from it, gc_unused_ids what is left.
 create table @schema.allocated_ids (
   id            bigint primary key,
   allocated_at  timestamptz not null default now(),

@@ -1,4 +1,4 @@
--- rows_to_claim_ahead: of the rows that a pick has found, those that it may claim for `free` slots and ahead of them.
+-- claimable_rows: of the rows that a pick has found, those that it may claim for `free` slots and ahead of them.
 --
 -- Parameters: rows in the order in which they will run; how many of them start at once.
 -- Returns the rows up to the first that must not be claimed ahead: one beyond the free slots that would hold a slot or a
@@ -7,7 +7,7 @@
 -- wait for ever while they pass. `needs_slot` is true if rows were left.
 -- Index: instances_blocked. Locks: none; the rows are the caller's.
 -- Guarded by tests/store/test_claim_ahead.py and tests/worker/test_claim_ahead.py.
-create or replace function @schema.rows_to_claim_ahead(
+create or replace function @schema.claimable_rows(
   found_rows tid[], free int, out allowed tid[], out needs_slot boolean
 )
 language plpgsql

@@ -1,6 +1,6 @@
--- is_caused_by_data: whether an error lies in the rows that a statement changes, such as one that a trigger of the user raises,
+-- is_permanent_error: whether an error lies in the rows that a statement changes, such as one that a trigger of the user raises,
 -- so that the statement fails again with the same rows. The same question as pg/error_classifier.py asks of errors in Python.
-create or replace function @schema.is_caused_by_data(code text)
+create or replace function @schema.is_permanent_error(code text)
 returns boolean
 language sql
 immutable
