@@ -141,7 +141,7 @@ def revoke(
     if quotas:
         if not named.is_unrestricted:
             exit_with_message("--quotas goes without --machine and --queue: quotas hold for all inserts of the login.")
-        left = _run_with_connection(dsn, lambda link: login_grants.revoke_quotas(link, checked, login))
+        left = _run_with_connection(dsn, lambda link: login_grants.remove_quotas(link, checked, login))
     elif named.is_unrestricted:
         left = _run_with_connection(dsn, lambda link: login_grants.revoke(link, checked, role.value, login))
     else:

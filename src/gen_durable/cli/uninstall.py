@@ -16,7 +16,7 @@ from gen_durable.cli.console import (
 )
 from gen_durable.cli.database_opener import ConnectedDatabase, open_database
 from gen_durable.cli.shared_options import SCHEMA, DsnOption, SchemaOption
-from gen_durable.pg.uninstall import InstalledContent, UninstallResult, read_installed_content
+from gen_durable.pg.uninstall import ContentToUninstall, UninstallResult, read_content_to_uninstall
 from gen_durable.pg.uninstall import uninstall as remove
 from gen_durable.store.schema import ROLES, Schema
 
@@ -43,7 +43,7 @@ def uninstall(
 
 async def _confirm_and_uninstall(dsn: str | None, schema: Schema, *, roles: bool, force: bool, yes: bool) -> None:
     async with open_database(dsn) as database:
-        content = await read_installed_content(database.connection, schema)
+        content = await read_content_to_uninstall(database.connection, schema)
         if roles and content.roles is None:
             exit_with_message(f"schema {schema.name!r} has no roles: leave out --roles.")
         if not yes:
@@ -53,7 +53,7 @@ async def _confirm_and_uninstall(dsn: str | None, schema: Schema, *, roles: bool
 
 
 def _confirm_with_schema_name(
-    schema: Schema, content: InstalledContent, database: ConnectedDatabase, *, roles: bool
+    schema: Schema, content: ContentToUninstall, database: ConnectedDatabase, *, roles: bool
 ) -> None:
     if not sys.stdin.isatty():
         exit_with_message("this asks for the name of the schema on a terminal. Pass --yes to remove it without asking.")
@@ -66,7 +66,7 @@ def _confirm_with_schema_name(
         exit_with_message("that is not the name of the schema. Nothing was changed.")
 
 
-def _print_removal(schema: Schema, content: InstalledContent, removal: UninstallResult, location: str) -> None:
+def _print_removal(schema: Schema, content: ContentToUninstall, removal: UninstallResult, location: str) -> None:
     print_line(f"schema {schema.name}: removed version {content.version} ({location})")
     if removal.kept_objects:
         print_line(f"schema {schema.name}: stays, with {', '.join(removal.kept_objects)}")
@@ -76,5 +76,5 @@ def _print_removal(schema: Schema, content: InstalledContent, removal: Uninstall
         print_message(f"the roles {_join_role_names(content)} stay: drop them yourself if no other schema uses them")
 
 
-def _join_role_names(content: InstalledContent) -> str:
+def _join_role_names(content: ContentToUninstall) -> str:
     return ", ".join(f"{content.roles}_{role}" for role in ROLES)

@@ -17,10 +17,10 @@ from gen_durable.escaping_loggers import get_escaping_logger
 from gen_durable.operations.insert import OnConflict, blocked_rows_of_insert, check_starts
 from gen_durable.operations.start_or_update import follow_ups_of, start_or_update_statements
 from gen_durable.pg.caller_connection import (
-    call_after_django_commit,
-    call_at_sqlalchemy_commits,
+    listen_for_sqlalchemy_commits,
     run_on_async_connection,
     run_on_blocking_connection,
+    try_call_after_django_commit,
 )
 from gen_durable.pg.error_classifier import sqlstate_of, unwrap_driver_error
 from gen_durable.pg.sqlstate_errors import to_library_error
@@ -175,9 +175,9 @@ class CallerTransactionCalls:
                     "workers are not notified of calls with connection=, because this client is not open; they find "
                     "the work when they poll. Open the client, or pass notify='in_transaction' or 'never'"
                 )
-        elif not call_after_django_commit(connection, partial(watcher.act_on_follow_ups, follow_ups)):
+        elif not try_call_after_django_commit(connection, partial(watcher.act_on_follow_ups, follow_ups)):
             watcher.act_after_commit(transaction, follow_ups)
-            call_at_sqlalchemy_commits(connection, watcher.check_transactions_soon)
+            listen_for_sqlalchemy_commits(connection, watcher.check_transactions_soon)
 
     async def _run_statements(
         self,

@@ -60,7 +60,7 @@ def find_connection_kind(connection: object) -> ConnectionKind:
     )
 
 
-def call_after_django_commit(connection: Any, callback: Callable[[], None]) -> bool:
+def try_call_after_django_commit(connection: Any, callback: Callable[[], None]) -> bool:
     """Have Django call back after the commit, and not after a rollback, also of a savepoint.
 
     Returns False if that is not possible: with other connections, and where autocommit is off.
@@ -74,7 +74,7 @@ def call_after_django_commit(connection: Any, callback: Callable[[], None]) -> b
     return True
 
 
-def call_at_sqlalchemy_commits(connection: Any, callback: Callable[[object], None]) -> None:
+def listen_for_sqlalchemy_commits(connection: Any, callback: Callable[[object], None]) -> None:
     """Have SQLAlchemy call back at the commits of a connection (right before) or session (right after).
 
     A hint that only saves time: the commit may fail, or be that of a savepoint. SQLAlchemy keeps the callback as long

@@ -50,9 +50,9 @@ class DeadServerWatchdog:
             self._probe.cancel()
 
     def _start_probe_in_background(self) -> None:
-        self._probe = self._loop.create_task(self._probe_and_cut(), name="gen_durable probe")
+        self._probe = self._loop.create_task(self._probe_and_cut_if_dead(), name="gen_durable probe")
 
-    async def _probe_and_cut(self) -> None:
+    async def _probe_and_cut_if_dead(self) -> None:
         problem = await find_server_problem(self._watched, self._target)
         if problem is None:
             self._timer = self._loop.call_later(PROBE_AFTER, self._start_probe_in_background)
@@ -68,7 +68,7 @@ async def find_server_problem(watched: HostConnection, target: ConnectionTarget)
     """Why a result on this connection is not worth waiting for, or None if the server is alive."""
     probe = replace(target, application_name="gen_durable probe")
     ours, *others = await asyncio.gather(
-        *(_read_timeline(host, probe) for host in (watched.host, *watched.other_hosts))
+        *(_probe_timeline(host, probe) for host in (watched.host, *watched.other_hosts))
     )
     if ours is None:
         return "accepts no new connection"
@@ -77,7 +77,7 @@ async def find_server_problem(watched: HostConnection, target: ConnectionTarget)
     return None
 
 
-async def _read_timeline(host: Host, probe: ConnectionTarget) -> str | None:
+async def _probe_timeline(host: Host, probe: ConnectionTarget) -> str | None:
     """The timeline that a server writes. Empty if the server is alive but cannot report it, None if it is dead."""
     try:
         driver_connection = await connect_to_host(host, probe, PROBE_TIMEOUT)

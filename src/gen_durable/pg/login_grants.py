@@ -77,11 +77,11 @@ async def grant(
     connection: PersistentConnection, schema: Schema, role: InsertRole, login: str, *, grant: Grant, quota: Quota
 ) -> LoginGrants:
     """Grant a role to a login, and store the restriction and the quotas that are given. Returns all that it has."""
-    prefix = await _require_roles(connection, schema)
+    prefix = await _role_prefix_or_raise(connection, schema)
     if quota.max_live is not None:
-        await _create_live_index(connection, schema)
+        await _ensure_live_index(connection, schema)
     async with _transaction(connection, schema) as driver_connection:
-        found = await _find_login(driver_connection, login, prefix)
+        found = await _find_login_or_raise(driver_connection, login, prefix)
         _check_can_be_restricted(found, prefix)
         if role not in found.roles:
             await _run_with_names(driver_connection, "grant %I to %I", f"{prefix}_{role}", login)
@@ -94,17 +94,19 @@ async def grant(
                 *(schema.render(_STORE_GRANT), found.oid, grant.machine, grant.queue, grant.most_urgent),
                 grant.partition_prefix,
             )
-        return await _read_login(driver_connection, schema, await _find_login(driver_connection, login, prefix))
+        return await _read_login_grants(
+            driver_connection, schema, await _find_login_or_raise(driver_connection, login, prefix)
+        )
 
 
 async def revoke(connection: PersistentConnection, schema: Schema, role: InsertRole, login: str) -> LoginGrants:
     """Revoke a role from a login. Its grants and quotas go with the last role of ours that may insert."""
-    prefix = await _require_roles(connection, schema)
+    prefix = await _role_prefix_or_raise(connection, schema)
     async with _transaction(connection, schema) as driver_connection:
-        found = await _revoke_role(driver_connection, prefix, role, login)
+        found = await _revoke_role_or_raise(driver_connection, prefix, role, login)
         if not _may_insert(found):
             await driver_connection.execute(schema.render(_DELETE_LOGIN), found.oid)
-        return await _read_login(driver_connection, schema, found)
+        return await _read_login_grants(driver_connection, schema, found)
 
 
 async def revoke_grant(
@@ -114,16 +116,16 @@ async def revoke_grant(
 
     Raises `NotFound` if the login has no such grant, `ConfigError` if it would keep a role that may insert.
     """
-    prefix = await _require_roles(connection, schema)
+    prefix = await _role_prefix_or_raise(connection, schema)
     async with _transaction(connection, schema) as driver_connection:
-        found = await _find_login(driver_connection, login, prefix)
+        found = await _find_login_or_raise(driver_connection, login, prefix)
         deleted = await driver_connection.fetchval(schema.render(_DELETE_GRANT), found.oid, grant.machine, grant.queue)
         if not deleted:
             raise NotFound(
                 f"Login {login!r} has no grant for {Grant(grant.machine, grant.queue)}. `gen-durable grants` lists them"
             )
         if not await driver_connection.fetchval(schema.render(_HAS_GRANTS), found.oid):
-            found = await _revoke_role(driver_connection, prefix, role, login)
+            found = await _revoke_role_or_raise(driver_connection, prefix, role, login)
             if _may_insert(found):
                 kept = next(kept for kept in found.roles if kept in _INSERT_ROLES)
                 raise ConfigError(
@@ -132,22 +134,22 @@ async def revoke_grant(
                     f"gen-durable revoke {kept} {login}"
                 )
             await driver_connection.execute(schema.render(_DELETE_LOGIN), found.oid)
-        return await _read_login(driver_connection, schema, found)
+        return await _read_login_grants(driver_connection, schema, found)
 
 
-async def revoke_quotas(connection: PersistentConnection, schema: Schema, login: str) -> LoginGrants:
+async def remove_quotas(connection: PersistentConnection, schema: Schema, login: str) -> LoginGrants:
     """Delete the quotas of a login. Its roles and grants stay."""
-    prefix = await _require_roles(connection, schema)
+    prefix = await _role_prefix_or_raise(connection, schema)
     async with _transaction(connection, schema) as driver_connection:
-        found = await _find_login(driver_connection, login, prefix)
+        found = await _find_login_or_raise(driver_connection, login, prefix)
         await driver_connection.execute(schema.render(_DELETE_QUOTAS), found.oid)
         await driver_connection.execute(schema.render(_DELETE_UNUSED_LOGIN), found.oid)
-        return await _read_login(driver_connection, schema, found)
+        return await _read_login_grants(driver_connection, schema, found)
 
 
 async def list_grants(connection: PersistentConnection, schema: Schema) -> list[LoginGrants]:
     """The stored grants and quotas of all logins, by name."""
-    prefix = await _require_roles(connection, schema)
+    prefix = await _role_prefix_or_raise(connection, schema)
     driver_connection = await connection.connect()
     try:
         rows = await driver_connection.fetch(schema.render(_LOGINS), _role_names(prefix))
@@ -170,7 +172,7 @@ async def _transaction(connection: PersistentConnection, schema: Schema) -> Asyn
         raise _to_library_error(error, schema) from error
 
 
-async def _require_roles(connection: PersistentConnection, schema: Schema) -> str:
+async def _role_prefix_or_raise(connection: PersistentConnection, schema: Schema) -> str:
     await check_schema_version(connection, schema)
     driver_connection = await connection.connect()
     try:
@@ -185,7 +187,7 @@ async def _require_roles(connection: PersistentConnection, schema: Schema) -> st
     return str(prefix)
 
 
-async def _create_live_index(connection: PersistentConnection, schema: Schema) -> None:
+async def _ensure_live_index(connection: PersistentConnection, schema: Schema) -> None:
     """Create the index that quotas are counted with, and again if an earlier attempt has left it incomplete."""
     driver_connection = await connection.connect()
     try:
@@ -196,7 +198,7 @@ async def _create_live_index(connection: PersistentConnection, schema: Schema) -
         raise _to_library_error(error, schema) from error
 
 
-async def _find_login(driver_connection: asyncpg.Connection[Any], login: str, prefix: str) -> _Login:
+async def _find_login_or_raise(driver_connection: asyncpg.Connection[Any], login: str, prefix: str) -> _Login:
     row = await driver_connection.fetchrow(_LOGIN, login, _role_names(prefix))
     if row is None:
         raise NotFound(f"There is no login {login!r}. Create it first, for example with: create role ... login")
@@ -216,12 +218,14 @@ def _check_can_be_restricted(login: _Login, prefix: str) -> None:
             )
 
 
-async def _revoke_role(driver_connection: asyncpg.Connection[Any], prefix: str, role: InsertRole, login: str) -> _Login:
+async def _revoke_role_or_raise(
+    driver_connection: asyncpg.Connection[Any], prefix: str, role: InsertRole, login: str
+) -> _Login:
     """Revoke a role, and return the login as it is then. Raises `ConfigError` if another role still gives it."""
-    found = await _find_login(driver_connection, login, prefix)
+    found = await _find_login_or_raise(driver_connection, login, prefix)
     if role in found.roles:
         await _run_with_names(driver_connection, "revoke %I from %I", f"{prefix}_{role}", login)
-        found = await _find_login(driver_connection, login, prefix)
+        found = await _find_login_or_raise(driver_connection, login, prefix)
     if role in found.roles:
         raise ConfigError(
             f"Login {login!r} is still a member of {prefix}_{role}, through another role or by a grant of another "
@@ -240,7 +244,7 @@ async def _run_with_names(driver_connection: asyncpg.Connection[Any], template: 
     await driver_connection.execute(statement)
 
 
-async def _read_login(driver_connection: asyncpg.Connection[Any], schema: Schema, login: _Login) -> LoginGrants:
+async def _read_login_grants(driver_connection: asyncpg.Connection[Any], schema: Schema, login: _Login) -> LoginGrants:
     rows = await driver_connection.fetch(schema.render(_GRANTS + " where given.login = $1" + _GRANT_ORDER), login.oid)
     quota = await driver_connection.fetchrow(schema.render(_QUOTA), login.oid)
     return LoginGrants(login.name, login.roles, _to_grants(rows), Quota() if quota is None else Quota(*quota), None)

@@ -26,7 +26,7 @@ _NO_RIGHT: Final = "42501"
 
 
 @dataclass(frozen=True, slots=True)
-class InstalledContent:
+class ContentToUninstall:
     """The content that an uninstall would remove: its version, its instances (live and ended), the prefix of its roles.
 
     `workers` have claims whose lease has not expired.
@@ -48,11 +48,11 @@ class UninstallResult:
     is_schema_dropped: bool
 
 
-async def read_installed_content(connection: PersistentConnection, schema: Schema) -> InstalledContent:
+async def read_content_to_uninstall(connection: PersistentConnection, schema: Schema) -> ContentToUninstall:
     """Read the installed content. Raises `SchemaMissing`, `SchemaTooNew` or `SchemaConflict` if it must stay."""
     driver_connection = await _connect_or_raise_unavailable(connection)
-    installed = await _read_schema_to_uninstall(connection, schema)
-    return await _read_content_in_transaction(driver_connection, schema, installed)
+    installed = await _read_schema_or_raise(connection, schema)
+    return await _read_content(driver_connection, schema, installed)
 
 
 async def uninstall(
@@ -69,7 +69,7 @@ async def uninstall(
             installed = _require_nonzero_version(await lock_and_read_installed_schema(connection, schema), schema)
             await _check_no_other_sessions(driver_connection, schema)
             await driver_connection.execute(schema.render("lock table @schema.instances in access exclusive mode"))
-            content = await _read_content_in_transaction(driver_connection, schema, installed)
+            content = await _read_content(driver_connection, schema, installed)
             _check_no_workers_or_live_instances(content, schema, with_live_instances=with_live_instances)
             return await _drop_objects_roles_and_schema(
                 driver_connection, schema, content.roles if with_roles else None
@@ -88,7 +88,7 @@ async def _connect_or_raise_unavailable(connection: PersistentConnection) -> asy
         raise DatabaseUnavailable(f"cannot uninstall, the database is not reachable: {error}") from error
 
 
-async def _read_schema_to_uninstall(connection: PersistentConnection, schema: Schema) -> InstalledSchema:
+async def _read_schema_or_raise(connection: PersistentConnection, schema: Schema) -> InstalledSchema:
     installed = await read_installed_schema(connection, schema)
     check_may_migrate(installed, schema)
     return _require_nonzero_version(installed, schema)
@@ -100,15 +100,15 @@ def _require_nonzero_version(installed: InstalledSchema, schema: Schema) -> Inst
     return installed
 
 
-async def _read_content_in_transaction(
+async def _read_content(
     driver_connection: asyncpg.Connection[Any], schema: Schema, installed: InstalledSchema
-) -> InstalledContent:
+) -> ContentToUninstall:
     (row,) = await driver_connection.fetch(schema.render(_CONTENT))
-    return InstalledContent(installed.version, row["live"], row["ended"], row["roles"], tuple(row["workers"] or ()))
+    return ContentToUninstall(installed.version, row["live"], row["ended"], row["roles"], tuple(row["workers"] or ()))
 
 
 def _check_no_workers_or_live_instances(
-    content: InstalledContent, schema: Schema, *, with_live_instances: bool
+    content: ContentToUninstall, schema: Schema, *, with_live_instances: bool
 ) -> None:
     if content.workers:
         raise SchemaInUse(
@@ -141,7 +141,7 @@ async def _drop_objects_roles_and_schema(
     driver_connection: asyncpg.Connection[Any], schema: Schema, prefix: str | None
 ) -> UninstallResult:
     objects = own_objects(schema)
-    await driver_connection.execute(schema.render(_make_drop_script(objects)))
+    await driver_connection.execute(schema.render(_make_drop_tables_script(objects)))
     # Overloads of earlier versions stay callable for a while, so functions are found by name, and by the settings
     # that all of ours have: a function of others may have the name of one of ours.
     signatures = await driver_connection.fetchval(_FUNCTIONS, schema.name, objects.functions)
@@ -175,7 +175,7 @@ async def _drop_roles(driver_connection: asyncpg.Connection[Any], schema: Schema
     await driver_connection.execute(f"drop role {names}")
 
 
-def _make_drop_script(objects: OwnObjects) -> str:
+def _make_drop_tables_script(objects: OwnObjects) -> str:
     """Views before the tables that they read; one statement per kind, so that ours may depend on each other."""
     views = f"drop view if exists {_qualify_names(objects.views)}"
     return f"{views};\ndrop table {_qualify_names(objects.tables)}"

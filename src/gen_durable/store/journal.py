@@ -153,14 +153,14 @@ class JournalStatementBuilder:
         return Statement(
             self._history,
             (instance, key, last),
-            lambda rows: [Transition(*_encode_json_columns(row, 11)) for row in rows],
+            lambda rows: [Transition(*_json_columns_to_bytes(row, 11)) for row in rows],
         )
 
     def activities(self, instance: int | None, key: bytes | None, last: int | None = None) -> Statement[list[Activity]]:
         return Statement(
             self._activities,
             (instance, key, last),
-            lambda rows: [Activity(*_encode_json_columns(row, 7)) for row in rows],
+            lambda rows: [Activity(*_json_columns_to_bytes(row, 7)) for row in rows],
         )
 
     def checkpoint_of(self, instance: int | None, key: bytes | None) -> Statement[Checkpoint | None]:
@@ -168,7 +168,7 @@ class JournalStatementBuilder:
 
     def progress(self, instance: int | None, key: bytes | None) -> Statement[list[Progress]]:
         return Statement(
-            self._progress, (instance, key), lambda rows: [Progress(*_encode_json_columns(row, 5)) for row in rows]
+            self._progress, (instance, key), lambda rows: [Progress(*_json_columns_to_bytes(row, 5)) for row in rows]
         )
 
     def installation(self) -> Statement[Installation]:
@@ -189,13 +189,13 @@ def _decode_checkpoint(rows: Sequence[Row]) -> Checkpoint | None:
     if not rows:
         return None
     check_checkpoint_format(rows[0][0])
-    return Checkpoint(*_encode_json_columns(rows[0][1:], 2))
+    return Checkpoint(*_json_columns_to_bytes(rows[0][1:], 2))
 
 
 def _decode_bool(rows: Sequence[Row]) -> bool:
     return bool(rows[0][0])
 
 
-def _encode_json_columns(row: Row, first: int) -> list[Any]:
+def _json_columns_to_bytes(row: Row, first: int) -> list[Any]:
     """A row with the columns from `first` on, which are JSON, as bytes."""
     return [*row[:first], *(None if text is None else text.encode() for text in row[first:])]

@@ -22,7 +22,7 @@ def clamped_time(column: str) -> str:
     return f"case when {column} is not null then greatest({earliest}, least({latest}, {column})) end"
 
 
-def is_out_of_range(time: datetime | None) -> bool:
+def is_clamped(time: datetime | None) -> bool:
     """Whether a time that was read with `clamped_time` stands for one that Python cannot represent."""
     return time is not None and (time in (EARLIEST, LATEST))
 

@@ -16,7 +16,7 @@ from gen_durable.instances import Instance, Status
 from gen_durable.json_codec import decode_untyped_json
 from gen_durable.signals import Received
 from gen_durable.store.blocked_rows import BlockedRows
-from gen_durable.store.python_range_times import clamped_time, is_out_of_range, time_from_epoch
+from gen_durable.store.python_range_times import clamped_time, is_clamped, time_from_epoch
 from gen_durable.store.types import (
     NO_FOLLOW_UPS,
     CancelResult,
@@ -218,7 +218,7 @@ def decode_follow_ups(
 def decode_instance(row: Row) -> Instance:
     """A row of instances_of.sql. What cannot be read is listed in `problems`, so that it spoils no other row."""
     values = list(row)
-    problems = [f"{name} is outside of the years 1 to 9999" for n, name in _TIMES.items() if is_out_of_range(values[n])]
+    problems = [f"{name} is outside of the years 1 to 9999" for n, name in _TIMES.items() if is_clamped(values[n])]
     status = decode_status(values[4])
     if status is Status.UNKNOWN:
         problems.append(f"status {values[4]!r} is unknown to this version of gen_durable")

@@ -82,7 +82,7 @@ class Schema:
         sql = sql.replace("@types", _sql_array(ours.types)).replace("@indexes", _sql_array(ours.indexes))
         sql = sql.replace("@functions", _sql_array(ours.functions))
         sql = sql.replace("@granted", _sql_array([f"{role}.{name}" for role, name in sorted(granted_functions())]))
-        sql = sql.replace("@payloads", _sql_array(payload_columns()))
+        sql = sql.replace("@payloads", _sql_array(columns_hidden_from_viewers()))
         return self.render(_ROLE.sub(lambda role: f"{prefix}_{role[1]}", sql))
 
     def render(self, sql: str) -> str:
@@ -179,7 +179,7 @@ def granted_functions() -> set[tuple[str, str]]:
     return {(role, function) for role in ROLES if role in lists for function in lists[role]}
 
 
-def payload_columns() -> list[str]:
+def columns_hidden_from_viewers() -> list[str]:
     """The columns that viewers cannot read: TABLE.COLUMN, from the list in roles.sql."""
     sql = _SQL.joinpath("roles.sql").read_text("utf-8")
     (listed,) = re.findall(r"^  payloads constant text\[\] := (.*?);", sql, re.MULTILINE | re.DOTALL)

@@ -88,7 +88,7 @@ def encode_start(start: Start[Any]) -> dict[str, object]:
     return encoded
 
 
-def insert_columns(starts: Sequence[Start[Any]], on_conflict: str) -> tuple[object, ...]:
+def insert_parameters(starts: Sequence[Start[Any]], on_conflict: str) -> tuple[object, ...]:
     """The parameters of `insert.sql`, up to the signals."""
     return (
         join_names([s.step.machine.name for s in starts]),

@@ -18,9 +18,9 @@ from gen_durable.starts import Start
 from gen_durable.store.packed_lists import (
     JSON,
     empty_if_all_none,
+    encode_number_array,
     join_jsons,
     join_names,
-    join_numbers,
     names_array_sql,
     numbers_array_sql,
 )
@@ -39,7 +39,7 @@ from gen_durable.store.row_decoder import (
     decode_status,
 )
 from gen_durable.store.schema import Schema
-from gen_durable.store.start_encoder import insert_columns, insert_sql, limit_policy_columns
+from gen_durable.store.start_encoder import insert_parameters, insert_sql, limit_policy_columns
 from gen_durable.store.types import (
     CancelResult,
     CascadeResult,
@@ -171,7 +171,7 @@ class StatementBuilder:
     def insert(self, starts: Sequence[Start[Any]], on_conflict: str) -> Statement[list[InsertResult]]:
         return Statement(
             self._insert,
-            insert_columns(starts, on_conflict),
+            insert_parameters(starts, on_conflict),
             decode_insert_results,
         )
 
@@ -235,9 +235,9 @@ class StatementBuilder:
         return Statement(
             self._flush,
             (
-                join_numbers([c.id for c in commits]),
-                join_numbers([c.epoch for c in commits]),
-                join_numbers([c.seq for c in commits]),
+                encode_number_array([c.id for c in commits]),
+                encode_number_array([c.epoch for c in commits]),
+                encode_number_array([c.seq for c in commits]),
                 " ".join([c.kind for c in commits]),
                 join_names([c.step for c in commits]),
                 [c.value for c in commits],
