@@ -306,7 +306,7 @@ class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True, gc
 
     @property
     def _step_journal(self) -> StepJournalService:
-        return self._journal_service.step_journal(self._claim, self.seq)
+        return self._journal_service.get_or_create_step_journal(self._claim, self.seq)
 
     async def _run_journal_actions(self, what: str, actions: Generator[Any, Any, Any]) -> Any:
         """Perform actions of the journal, outside of the step's transaction."""

@@ -21,7 +21,7 @@ from gen_durable.pg.persistent_connection import ConnectionTarget, PersistentCon
 from gen_durable.pg.pool import CallerPool, DriverPool, OwnPool, Pool
 from gen_durable.pg.session_settings import role_settings_statement
 from gen_durable.pg.sqlstate_errors import to_library_error
-from gen_durable.store.journal import JournalStatementBuilder
+from gen_durable.store.installation import read_installation_keys
 from gen_durable.store.schema import Schema
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ log = get_escaping_logger("gen_durable")
 class DatabaseConnections:
     """The database of one `Durable`.
 
-    After `open`: `pool` (the library's own connections), `client_pool` (for the client's calls), `installation`.
+    After `open`: `pool` (the library's own connections), `client_pool` (for the client's calls), `installation_keys`.
     """
 
     __slots__ = (
@@ -49,7 +49,7 @@ class DatabaseConnections:
         "_size",
         "_target",
         "client_pool",
-        "installation",
+        "installation_keys",
         "pool",
         "schema",
     )
@@ -167,7 +167,7 @@ class DatabaseConnections:
         connection = PersistentConnection(target)
         try:
             await self._migrate_or_check_schema(connection)
-            self.installation = await connection.run(JournalStatementBuilder(self.schema).installation())
+            self.installation_keys = await connection.run(read_installation_keys(self.schema))
             if connection.target.pooled:
                 (await connection.run(role_settings_statement())).check_engine_can_work()
         finally:
@@ -191,11 +191,11 @@ class DatabaseConnections:
     async def _check_and_adopt_caller_pool(self, caller_pool: CallerPool) -> None:
         """Check the schema behind the caller's pool. Without a DSN, the pool also runs the library's own statements."""
         await check_schema_version(caller_pool, self.schema)
-        installation = await caller_pool.run(JournalStatementBuilder(self.schema).installation())
+        installation_keys = await caller_pool.run(read_installation_keys(self.schema))
         if self._target is None:
             self.pool = caller_pool
-            self.installation = installation
-        elif installation != self.installation:
+            self.installation_keys = installation_keys
+        elif installation_keys != self.installation_keys:
             raise ConfigError("pool= and dsn lead to different databases")
 
     async def _find_dsn_or_start_embedded_server(self) -> str:

@@ -155,7 +155,7 @@ class JournalService(Protocol):
 
     installation: str
 
-    def step_journal(self, claim: Any, seq: int) -> StepJournalService:
+    def get_or_create_step_journal(self, claim: Any, seq: int) -> StepJournalService:
         """The journal of a claim's current step."""
         ...
 

@@ -20,7 +20,7 @@ from gen_durable.operations.start_or_update import (
     make_debounce,
     make_signal_or_start,
     run_start_or_update,
-    signal_or_start_result,
+    signal_result_or_raise,
 )
 from gen_durable.pg.caller_connection import resolve_caller_connection
 from gen_durable.signals import Signal
@@ -109,7 +109,7 @@ class SyncSignalAndDebounceMethods(ABC):
         if or_start is not None:
             call = make_signal_or_start(receiver, signal, payload, dedup_key, or_start)
             result = self._start_or_update(call, caller_connection, notify, "signal")
-            done = signal_or_start_result(self._app, result, call, or_start)
+            done = signal_result_or_raise(self._app, result, call, or_start)
             return SignalOrStartResult(self._sync_handle(done.handle), done.is_new, done.is_delivered)
         outgoing = make_outgoing_signal(services_of(self._app), receiver, signal, payload, dedup_key)
         if caller_connection is None:

@@ -26,12 +26,12 @@ class Endpoint:
         self.calls: asyncio.Queue[str] = asyncio.Queue()
         self.expected: list[tuple[str, int]] = []
 
-    def wake(self, queue: str) -> int:
+    def wake_and_get_capacity(self, queue: str) -> int:
         self.calls.put_nowait(f"wake {queue}")
         return self._free
 
     def wake_by_message(self, queue: str) -> None:
-        self.wake(queue)
+        self.wake_and_get_capacity(queue)
 
     def wake_all(self) -> None:
         self.calls.put_nowait("wake all")

@@ -14,7 +14,7 @@ import pytest
 from tests.support.engine import Opening, soon
 
 from gen_durable import Failed, Finished
-from gen_durable.engine.large_claim_reader import MAX_UNAWAITED
+from gen_durable.engine.claim_part_loader import MAX_UNAWAITED
 from gen_durable.errors import EncodeError
 from gen_durable.telemetry import SignalRejected
 from gen_durable.validation import MAX_CLAIM_PART, MAX_INBOX, MAX_PAYLOAD

@@ -97,9 +97,9 @@ def test_an_end_is_reported_to_local_waiters(kind: str, expected: tuple[Any, ...
 
 def test_a_pick_is_planned_for_a_delayed_row_in_its_new_queue() -> None:
     assert Running().answer(COMMITTED, "next")[1:] == []
-    assert Running().answer(COMMITTED, "next", delay=3.0)[1:] == [("schedule_pick_or_wake", "default", 3.0)]
+    assert Running().answer(COMMITTED, "next", delay=3.0)[1:] == [("schedule_pick_or_wake_others", "default", 3.0)]
     assert Running().answer(COMMITTED, "next", delay=3.0, queue="other")[1:] == [
-        ("schedule_pick_or_wake", "other", 3.0)
+        ("schedule_pick_or_wake_others", "other", 3.0)
     ]
 
 
@@ -135,7 +135,7 @@ def test_a_stale_outcome_is_reported(caplog: pytest.LogCaptureFixture) -> None:
 def test_a_refused_cancel_outcome_puts_the_row_back_with_the_reason() -> None:
     running = Running()
     calls = running.answer(OutcomeRejected("refused by a trigger"), "cancel")
-    assert calls == [("postpone", running.active, "refused by a trigger")]
+    assert calls == [("postpone_soon", running.active, "refused by a trigger")]
 
 
 def test_a_kept_claim_goes_on_with_the_next_step() -> None:
@@ -158,8 +158,8 @@ def test_a_claim_without_an_outcome_is_put_back_or_removed(caplog: pytest.LogCap
     for error in (UndecodableState("no number"), NoFreeThread("all are busy"), LeaseLost("taken")):
         running.runner._end_without_outcome(running.active, error)
     assert running.parts.calls == [
-        ("postpone", running.active, "no number"),
-        ("postpone", running.active, "all are busy"),
+        ("postpone_soon", running.active, "no number"),
+        ("postpone_soon", running.active, "all are busy"),
         ("remove", running.active),
     ]
     assert running.seen == [StateUndecodable(1, "Two", "one", "no number"), ClaimLost(1, "Two", "one")]
@@ -171,7 +171,7 @@ def test_an_engine_error_puts_the_row_back_with_its_kind(caplog: pytest.LogCaptu
     """Its text may quote a payload."""
     running = Running()
     running.runner.log_engine_error_and_postpone(running.active, ValueError("secret"))
-    assert running.parts.calls == [("postpone", running.active, "an error of the engine: ValueError")]
+    assert running.parts.calls == [("postpone_soon", running.active, "an error of the engine: ValueError")]
     assert "ValueError" in caplog.text
     assert "secret" not in caplog.text
 
@@ -187,7 +187,7 @@ def test_after_a_stray_cancellation_the_row_is_put_back(caplog: pytest.LogCaptur
     running = Running()
     running.runner.recover_from_cancellation_by_other_code(running.active)
     assert running.parts.calls == [
-        ("postpone", running.active, "its task was cancelled outside of its step"),
+        ("postpone_soon", running.active, "its task was cancelled outside of its step"),
         ("wake_local_workers",),
     ]
     assert "instance 1: code of Two.one cancelled its task outside of its step" in caplog.text
@@ -199,7 +199,7 @@ def test_after_a_stray_cancellation_an_unanswered_outcome_is_sent_once_more() ->
     encoded = running.active.unanswered = EncodedOutcome(Commit(1, 1, 0, "done", took=2.5), "Done")
     running.runner.recover_from_cancellation_by_other_code(running.active)
     ((name, commit, receiver),) = running.parts.calls
-    assert name == "enqueue"
+    assert name == "enqueue_or_flush_apart"
     assert commit is encoded.commit
     assert cast(Any, running.active).unanswered is None
     receiver.receive_commit_result(COMMITTED)
@@ -245,10 +245,14 @@ async def test_a_claim_that_is_found_lost_does_not_wait_for_the_slot_that_it_has
     async def execute(*_: object, **__: object) -> EncodedOutcome:
         return EncodedOutcome(Commit(1, 1, 0, "continue", "two"), "Next")
 
-    def lend_slot_during_commit(active: ActiveClaim) -> None:
+    def record_step_end_and_lend_slot(active: ActiveClaim) -> None:
         active.has_slot = False
 
-    parts.execute_step, parts.commit, parts.lend_slot_during_commit = execute, lambda _: answer, lend_slot_during_commit
+    parts.execute_step, parts.commit, parts.record_step_end_and_lend_slot = (
+        execute,
+        lambda _: answer,
+        record_step_end_and_lend_slot,
+    )
     await running.runner.run_claim(running.active)
     assert parts.calls == [("remove", running.active)]
     assert not running.active.has_slot
@@ -264,11 +268,11 @@ async def test_only_a_large_outcome_or_claim_keeps_its_slot_until_the_commit(
     running, receivers = Running(), list[ClaimEndReceiver]()
     running.active.claim.is_large = is_large
 
-    def enqueue(_commit: Commit, receiver: ClaimEndReceiver) -> bool:
+    def enqueue_or_flush_apart(_commit: Commit, receiver: ClaimEndReceiver) -> bool:
         receivers.append(receiver)
         return is_side_flush
 
-    cast(Any, running.parts).enqueue = enqueue
+    cast(Any, running.parts).enqueue_or_flush_apart = enqueue_or_flush_apart
     encoded = EncodedOutcome(Commit(1, 1, 0, "done"), "Done")
     task = asyncio.create_task(running.runner._commit_claim_end(running.active, encoded, 1.0))
     await asyncio.sleep(0)

@@ -72,7 +72,7 @@ class Holder:
     def wake_queues(self, queues: Iterable[str]) -> None:
         self.unblocked += queues
 
-    def start_cancel_of_children(self, origin: int | None) -> None:
+    def start_cancel_cascade(self, origin: int | None) -> None:
         self.cascades.append(origin)
 
     async def run_claim(self, active: ActiveClaim) -> None:
@@ -89,7 +89,7 @@ class Holder:
         pass
 
     def hold(self, *claims: Claim) -> list[ActiveClaim]:
-        return [self.table.register_and_cancel_unawaited_children(claim, 0.0) for claim in claims]
+        return [self.table.register(claim, 0.0) for claim in claims]
 
 
 class _NoStatements:
@@ -138,7 +138,7 @@ async def test_a_postponed_row_is_picked_after_its_rest(engine: Opening, key: st
             await e.app.insert(noop, 2, partition_key=key, queue="other")
             assert await pick(e, 1, "other") == []  # the key is taken, so the row is blocked
         began = time.monotonic()
-        holder.table.postpone(active, "no thread")
+        holder.table.postpone_soon(active, "no thread")
         await holder.tasks.wait_until_empty(10)
         assert len(holder.table) == 0
         assert (
@@ -157,7 +157,7 @@ async def test_a_rest_is_as_long_as_its_caller_says(engine: Opening) -> None:
         handle = await e.app.insert(noop, 1)
         await e.rows.fetch("update @.instances set postponements = 20")
         holder = Holder(e)
-        holder.table.postpone(*holder.hold(*await pick(e, 1)), "Unknown limit 'l'", LIMIT_REST)
+        holder.table.postpone_soon(*holder.hold(*await pick(e, 1)), "Unknown limit 'l'", LIMIT_REST)
         await holder.tasks.wait_until_empty(10)
         row = await e.rows.row(handle)
         assert 30 <= (row["eligible_at"] - row["updated_at"]).total_seconds() <= 33
@@ -221,7 +221,7 @@ async def test_leases_that_are_old_enough_are_extended_in_the_order_of_ids(monke
     holder = Holder()
     monkeypatch.setattr(claim_table, "time", SimpleNamespace(monotonic=lambda: 1000.0))
     for number, leased_at in ((3, 900.0), (1, 980.0), (2, 980.5)):
-        holder.table.register_and_cancel_unawaited_children(claim(number), leased_at)
+        holder.table.register(claim(number), leased_at)
     assert [active.claim.id for active in holder.table.claims_leased_longer_than(20.0)] == [1, 3]
 
 
@@ -300,7 +300,7 @@ async def test_rows_that_crashed_twice_are_counted_while_they_are_held() -> None
     holder.table.remove(twice)
     assert (crashed.is_idle, crashed.free_count) == (True, 1)
     (other,) = holder.hold(claim(3, crashes=2))
-    queue.reset_and_get_expected_rows()
+    queue.clear_pick_reasons_and_get_expected()
     holder.table.allow_more_crashed_rows(other)
     assert (crashed.is_idle, crashed.free_count, queue.has_work) == (True, 2, True)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gen_durable.engine import commit_queue
-from gen_durable.engine.commit_queue import LARGE_OUTCOME, CommitQueue, is_large_outcome, payload_size
+from gen_durable.engine.commit_queue import LARGE_OUTCOME, CommitQueue, payload_size, should_flush_apart
 from gen_durable.store.types import Commit, ManyChildren
 
 
@@ -40,9 +40,9 @@ def test_the_size_of_an_outcome_is_that_of_its_state_and_its_extra() -> None:
 
 
 def test_an_outcome_is_large_by_its_bytes_or_by_its_children() -> None:
-    assert not is_large_outcome(entry(LARGE_OUTCOME)[0])
-    assert is_large_outcome(entry(LARGE_OUTCOME + 1)[0])
-    assert is_large_outcome(Commit(1, 1, 0, "children", many_children=ManyChildren.empty()))
+    assert not should_flush_apart(entry(LARGE_OUTCOME)[0])
+    assert should_flush_apart(entry(LARGE_OUTCOME + 1)[0])
+    assert should_flush_apart(Commit(1, 1, 0, "children", many_children=ManyChildren.empty()))
 
 
 @pytest.mark.parametrize(

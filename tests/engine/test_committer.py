@@ -91,7 +91,7 @@ async def test_outcomes_gather_while_a_flush_is_under_way(dsn: str, schema: str)
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         rest = [flush.commit(done(c)) for c in several[10:]]
-        assert flush.unanswered_count == 100
+        assert flush.unanswered_in_batches == 100
         assert set(await asyncio.gather(*first, *rest)) == {CommitResult.COMMITTED}
         assert sizes == [10, 90]
 
@@ -280,7 +280,7 @@ async def test_a_receiver_that_raises_does_not_keep_the_answers_of_others(
     """The answers of one flush are given one by one: each arrives, whatever another's receiver does."""
     async with Durable(dsn, schema=schema) as app, flusher(app) as (flush, _, _):
         several = await claims(app, 4)
-        flush.enqueue(done(several[0]), RaisingReceiver())
+        flush.enqueue_or_flush_apart(done(several[0]), RaisingReceiver())
         answers = await asyncio.wait_for(asyncio.gather(*(flush.commit(done(c)) for c in several[1:])), 10)
         assert answers == [CommitResult.COMMITTED] * 3
         assert "KeyError" in caplog.text
@@ -383,7 +383,7 @@ async def test_an_outcome_that_always_loses_the_connection_does_not_hold_up_othe
             for _ in range(4):
                 await side_connections.enter_async_context(cast(Any, flush)._locked.acquire())
             await asyncio.wait([cast(Any, flush)._task], timeout=20)
-            assert (flush.unanswered_count, lost.done(), sizes) == (0, False, [1] * 4)
+            assert (flush.unanswered_in_batches, lost.done(), sizes) == (0, False, [1] * 4)
         cast(Any, flush)._statements.largest = 500
         answers = await asyncio.wait_for(asyncio.gather(*(flush.commit(done(c)) for c in others)), 10)
         assert set(answers) == {CommitResult.COMMITTED}
@@ -402,11 +402,11 @@ async def test_a_flush_that_other_code_cancels_is_repeated(
             await asyncio.sleep(0)
         cancel_tasks("gen_durable flush")
         for _ in range(5):
-            assert flush.unanswered_count == 20
+            assert flush.unanswered_in_batches == 20
             await asyncio.sleep(0)
         assert set(await asyncio.wait_for(asyncio.gather(*futures), 10)) == {CommitResult.COMMITTED}
         assert "a flush was cancelled by other code: 20 outcomes are sent again" in caplog.messages
-        assert flush.unanswered_count == 0
+        assert flush.unanswered_in_batches == 0
 
 
 async def test_outcomes_that_come_while_a_cancelled_flush_ends_go_with_the_next(dsn: str, schema: str) -> None:

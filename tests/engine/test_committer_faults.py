@@ -18,8 +18,8 @@ from gen_durable.engine.committer import CommitResult, FutureCommitReceiver
 from gen_durable.engine.outcome_rejection import describe_fault
 from gen_durable.errors import OutcomeRejected
 from gen_durable.pg import persistent_connection as pg_connection
+from gen_durable.pg.connector import connect_to_first_usable_host
 from gen_durable.pg.error_classifier import ConnectionLost
-from gen_durable.pg.multi_host_connector import connect_to_first_usable_host
 from gen_durable.pg.persistent_connection import ConnectionTarget
 from gen_durable.store.statements import Statement
 from gen_durable.store.types import Claim, Commit, FollowUps, ManyChildren
@@ -195,11 +195,11 @@ async def test_enqueue_tells_whether_an_outcome_is_written_apart(dsn: str, schem
         futures: list[asyncio.Future[CommitResult]] = [loop.create_future() for _ in range(2)]
         assert flush.is_idle
         text = "x" * (commit_queue.LARGE_OUTCOME - 2)
-        assert flush.enqueue(done(small, f'"{text}"'), FutureCommitReceiver(futures[0])) is False
+        assert flush.enqueue_or_flush_apart(done(small, f'"{text}"'), FutureCommitReceiver(futures[0])) is False
         assert not flush.is_idle
         await asyncio.wait_for(flush.wait_until_idle(), 10)
         assert (flush.is_idle, futures[0].done()) == (True, True)
-        assert flush.enqueue(done(large, f'"{text}x"'), FutureCommitReceiver(futures[1])) is True
+        assert flush.enqueue_or_flush_apart(done(large, f'"{text}x"'), FutureCommitReceiver(futures[1])) is True
         assert not flush.is_idle
         last = flush.commit(done(third))
         await asyncio.wait_for(flush.wait_until_idle(), 10)

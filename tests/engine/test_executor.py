@@ -15,7 +15,7 @@ from gen_durable.core.claim_and_outcome_encryption import ClaimAndOutcomeEncrypt
 from gen_durable.encryption import PayloadContext, PayloadEncryption
 from gen_durable.engine import executor as executor_module
 from gen_durable.engine import outcome_encoder
-from gen_durable.engine.executor import Executor, _absorb_own_cancellation, _exhaust_children_generator
+from gen_durable.engine.executor import Executor, _absorb_cancellation_by_step, _exhaust_children_generator
 from gen_durable.engine.outcome_encoder import advance_claim
 from gen_durable.engine.thread_pool import ThreadPool
 from gen_durable.step_registry import Registry, RunnableStep
@@ -259,7 +259,7 @@ async def forget(claim: Claim, prepare: Callable[[asyncio.Task[Any]], None]) -> 
         task = asyncio.current_task()
         assert task is not None
         prepare(task)
-        await _absorb_own_cancellation(claim)
+        await _absorb_cancellation_by_step(claim)
         return task.cancelling()
 
     task = asyncio.create_task(body())
@@ -284,7 +284,7 @@ async def test_a_cancellation_is_forgotten_at_once() -> None:
             await asyncio.sleep(0)
         before = loop.time()
         waiting = asyncio.ensure_future(asyncio.sleep(0.5))
-        await _absorb_own_cancellation(claim)
+        await _absorb_cancellation_by_step(claim)
         assert not waiting.done(), f"it took {loop.time() - before} s"
         waiting.cancel()
         assert task.cancelling() == 0

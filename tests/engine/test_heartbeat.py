@@ -92,7 +92,7 @@ class Beating:
         assert len(picked.claims) == count
         leased_at = time.monotonic() - age
         return sorted(
-            (self.claims.register_and_cancel_unawaited_children(c, leased_at) for c in picked.claims),
+            (self.claims.register(c, leased_at) for c in picked.claims),
             key=lambda active: active.claim.id,
         )
 

@@ -154,8 +154,8 @@ async def test_a_claim_has_one_journal_for_each_step(threads: ThreadPool) -> Non
     statements = JournalStatementBuilder(Schema())
     writer = JournalActionRunner(cast(Any, None), "schema", statements, threads, "installation", encryption=encryption)
     claim = Claim(7, "m", 1, "s", "null", 0, 1, 4, "default", 0, None, None, None, None, visit=3)
-    journal = writer.step_journal(claim, 4)
-    assert writer.step_journal(claim, 4) is journal
+    journal = writer.get_or_create_step_journal(claim, 4)
+    assert writer.get_or_create_step_journal(claim, 4) is journal
     actions = journal.activity_actions("call", int, (), {}, retry=None)
     next(actions)
     statement = actions.send(5)
@@ -163,4 +163,4 @@ async def test_a_claim_has_one_journal_for_each_step(threads: ThreadPool) -> Non
     assert statement.args[:5] == (7, 1, 4, 1, "call")
     assert encryption.decrypt(str(statement.args[6]), 7, "activity/3/call/result") == "5"
     with pytest.raises(LeaseLost, match="instance 7: the step that writes this has been left"):
-        writer.step_journal(claim, 3)
+        writer.get_or_create_step_journal(claim, 3)

@@ -58,7 +58,7 @@ async def picking(app: Durable, pending: int = 0) -> AsyncIterator[tuple[Picker,
     link = Slow(services_of(app).connection_target)
     link.meanwhile, link.errors, link.statements = None, [], 0
     claimed = Claimed()
-    claimed.unanswered_count = pending
+    claimed.unanswered_in_batches = pending
     options = WorkerOptions(poll_interval=LAZY, max_poll_interval=LAZY)
     around = cast(Any, claimed)
     pick = Picker(
@@ -87,7 +87,7 @@ async def test_a_nearer_moment_told_during_a_pick_is_not_forgotten(dsn: str, sch
 
         async def nearer() -> None:
             await app.insert(noop, 2, delay=timedelta(seconds=0.3))
-            pick._slots.schedule_pick_or_wake("default", 0.3)
+            pick._slots.schedule_pick_or_wake_others("default", 0.3)
 
         link.meanwhile = nearer
         pick.start()
@@ -102,7 +102,7 @@ async def test_nothing_is_claimed_while_outcomes_pile_up(dsn: str, schema: str) 
         pick.start()
         done, _ = await asyncio.wait([waiting := asyncio.ensure_future(claimed.claims.get())], timeout=0.3)
         assert not done
-        claimed.unanswered_count = 0
+        claimed.unanswered_in_batches = 0
         assert (await asyncio.wait_for(waiting, 5)).machine == "noop"
 
 
@@ -141,7 +141,7 @@ async def test_a_picker_that_finds_rows_picks_again_at_once(dsn: str, schema: st
         assert await asyncio.wait_for(pick.run_once(), 5) == 0.0
         assert (await claimed.claims.get()).state == "1"
         assert began <= claimed.leased_at <= time.monotonic() - 0.02
-        pick.wake("default")
+        pick.wake_and_get_capacity("default")
         waiting = asyncio.create_task(pick.run_once())
         done, _ = await asyncio.wait([waiting], timeout=0.1)
         assert not done

@@ -76,7 +76,7 @@ class Planning:
             events=events,
         )
         for queue in self.slots.queues.values():
-            queue.reset_and_get_expected_rows()
+            queue.clear_pick_reasons_and_get_expected()
 
     def plan(self, *unmet: UnmetDemand, claims: Iterable[Claim] = (), **result: Any) -> None:
         """A pick from both queues was answered."""
@@ -96,9 +96,9 @@ def nothing_in(queue: str, next_due: float | None = None, **more: Any) -> UnmetD
 async def test_a_wake_up_names_a_reason_and_returns_the_capacity() -> None:
     """A queue that is not served, and any queue of a picker that stops, has none."""
     p = Planning()
-    assert p.picker.wake("c") == 0
+    assert p.picker.wake_and_get_capacity("c") == 0
     assert not p.slots.changed.is_set()
-    assert p.picker.wake("b") == 3
+    assert p.picker.wake_and_get_capacity("b") == 3
     assert (p.slots.queues["a"].has_work, p.slots.queues["b"].has_work) == (False, True)
     assert p.slots.changed.is_set()
     p.slots.changed.clear()
@@ -106,7 +106,7 @@ async def test_a_wake_up_names_a_reason_and_returns_the_capacity() -> None:
     assert p.slots.queues["a"].has_work
     assert p.slots.changed.is_set()
     await p.picker.stop()
-    assert p.picker.wake("b") == 0
+    assert p.picker.wake_and_get_capacity("b") == 0
 
 
 async def test_rows_that_only_this_process_knows_are_added_up() -> None:
@@ -166,21 +166,21 @@ async def test_a_queue_is_asked_when_it_has_capacity_and_a_reason(monkeypatch: p
     p = Planning(poll=10.0)
     p.plan(nothing_in("a"), nothing_in("b"))
     a, b = p.slots.queues["a"], p.slots.queues["b"]
-    assert p.picker._count_demands() == {}
+    assert p.picker._adapt_prefetch_and_count_demands() == {}
     a.has_work = True
-    assert p.picker._count_demands() == {"a": 2}
+    assert p.picker._adapt_prefetch_and_count_demands() == {"a": 2}
     a.has_work, b.due_at = False, 1000.0
-    assert p.picker._count_demands() == {"b": 3}
+    assert p.picker._adapt_prefetch_and_count_demands() == {"b": 3}
     b.due_at = 1000.1
-    assert p.picker._count_demands() == {}
+    assert p.picker._adapt_prefetch_and_count_demands() == {}
     p.picker._picked_at -= 20.0  # the pick was empty: the interval has doubled
-    assert p.picker._count_demands() == {"a": 2, "b": 3}
+    assert p.picker._adapt_prefetch_and_count_demands() == {"a": 2, "b": 3}
     a.running = 2
-    assert p.picker._count_demands() == {"b": 3}
-    p.around.unanswered_count = MAX_UNCOMMITTED
-    assert p.picker._count_demands() == {"b": 3}
-    p.around.unanswered_count += 1
-    assert p.picker._count_demands() == {}
+    assert p.picker._adapt_prefetch_and_count_demands() == {"b": 3}
+    p.around.unanswered_in_batches = MAX_UNCOMMITTED
+    assert p.picker._adapt_prefetch_and_count_demands() == {"b": 3}
+    p.around.unanswered_in_batches += 1
+    assert p.picker._adapt_prefetch_and_count_demands() == {}
 
 
 async def test_the_wait_for_the_next_pick() -> None:
@@ -205,9 +205,9 @@ async def test_the_wait_for_the_next_pick() -> None:
     assert 10.0 < wait() <= 20.0
     a.running = 2
     assert p.picker._seconds_to_next_pick() is None
-    p.around.unanswered_count = MAX_UNCOMMITTED
+    p.around.unanswered_in_batches = MAX_UNCOMMITTED
     assert p.picker._seconds_to_next_pick() is None
-    p.around.unanswered_count += 1
+    p.around.unanswered_in_batches += 1
     assert wait() == UNCOMMITTED_PAUSE
 
 

@@ -210,6 +210,7 @@ async def test_one_round_visits_all_gates(dsn: str, schema: str, monkeypatch: py
         assert r.count("unblock_missed_rows") == 3  # two full batches, and one that finds no gate
         await r.reaper.run_once()
         assert r.count("unblock_missed_rows") == 4
+        assert r.count("delete_tickets_of_dead_claims") == 2
         assert await r.reaper._unblock_gate_batch(2, 0) == 0  # the runner does not continue: the round does
 
 
@@ -224,6 +225,7 @@ async def test_a_round_goes_on_where_the_last_one_ended(dsn: str, schema: str, m
         assert await r.e.rows.count("blocked_on is not null") == 1
         await r.reaper.run_once()
         assert await r.e.rows.count("blocked_on is not null") == 0
+        assert r.count("delete_tickets_of_dead_claims") == 1  # with the first gate
 
 
 @pytest.mark.parametrize(("bad", "batch"), [("a", 1000), ("b", 1000), ("c", 1000), ("d", 1000), ("ab", 1)])
@@ -274,4 +276,4 @@ async def test_a_worker_without_queues_does_not_look_for_unknown_steps(dsn: str,
     """It runs none."""
     async with reaping(dsn, schema, queues={}) as r:
         await r.reaper.run_once()
-        assert len(r.link.texts) == 2
+        assert len(r.link.texts) == 3

@@ -143,7 +143,7 @@ async def test_messages_reach_the_picker_and_the_claims(dsn: str, schema: str) -
         a.has_work = b.has_work = False
         runtime.notify_if_pick_misses("a", 3)
         assert (a.expected, b.expected) == (3, 0)
-        assert runtime.wake("b") == 2
+        assert runtime.wake_and_get_capacity("b") == 2
         assert (a.has_work, b.has_work) == (False, True)
         b.has_work = False
         runtime.wake_all()

@@ -36,21 +36,21 @@ async def test_all_rows_that_are_not_refused_are_handled_in_one_run(
     rows: int, bad: tuple[int, ...], is_full: bool
 ) -> None:
     table = Table(rows, *bad)
-    assert await SkippingBatchRunner("rows").run_in_batches(table.handle, 8) is is_full
+    assert await SkippingBatchRunner("rows").run_one_batch(table.handle, 8) is is_full
     assert table.rows == ([*bad] if bad else list(range(8, rows)))
 
 
 async def test_one_statement_handles_a_batch(caplog: pytest.LogCaptureFixture) -> None:
     """A full batch is reported to the caller, which has other work between two batches."""
     table = Table(20)
-    await SkippingBatchRunner("rows").run_in_batches(table.handle, 8)
+    await SkippingBatchRunner("rows").run_one_batch(table.handle, 8)
     assert (table.calls, caplog.text) == (1, "")
 
 
 async def test_the_fault_is_logged_once_with_the_name_of_the_rows(caplog: pytest.LogCaptureFixture) -> None:
     runner = SkippingBatchRunner("old rows")
     for _ in range(2):
-        await runner.run_in_batches(Table(6, 1, 4).handle, 8)
+        await runner.run_one_batch(Table(6, 1, 4).handle, 8)
     assert [message.split(":")[0] for message in caplog.messages] == ["old rows"]
 
 
@@ -61,17 +61,17 @@ async def test_a_fault_that_does_not_lie_in_a_row_is_raised() -> None:
         raise asyncpg.DeadlockDetectedError("busy")
 
     with pytest.raises(asyncpg.DeadlockDetectedError):
-        await SkippingBatchRunner("rows").run_in_batches(busy, 8)
+        await SkippingBatchRunner("rows").run_one_batch(busy, 8)
 
 
 async def test_too_many_refused_rows_are_a_fault_of_the_statement(monkeypatch: pytest.MonkeyPatch) -> None:
     """So many are skipped; one more is raised, because the search for the others would take too long."""
     monkeypatch.setattr(skipping_batch_runner, "MAX_SKIPPED", 3)
     table = Table(6, 0, 1, 2)
-    assert await SkippingBatchRunner("rows").run_in_batches(table.handle, 4) is False
+    assert await SkippingBatchRunner("rows").run_one_batch(table.handle, 4) is False
     assert table.rows == [0, 1, 2]
     with pytest.raises(asyncpg.CheckViolationError):
-        await SkippingBatchRunner("rows").run_in_batches(Table(8, 0, 1, 2, 3).handle, 4)
+        await SkippingBatchRunner("rows").run_one_batch(Table(8, 0, 1, 2, 3).handle, 4)
 
 
 async def test_a_fault_that_stays_is_logged_again_later(
@@ -83,7 +83,7 @@ async def test_a_fault_that_stays_is_logged_again_later(
     runner = SkippingBatchRunner("rows")
     logged: list[int] = []
     for clock.now in (10_000.0, 10_599.0, 10_600.0, 10_601.0):
-        await runner.run_in_batches(Table(1, 0).handle, 8)
+        await runner.run_one_batch(Table(1, 0).handle, 8)
         logged.append(len(caplog.messages))
     assert logged == [1, 1, 2, 2]
     assert caplog.messages[0] == "rows: the database refuses a row (CheckViolationError, SQLSTATE 23514); it is skipped"

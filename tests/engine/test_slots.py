@@ -119,7 +119,7 @@ async def test_a_slot_that_is_wanted_back_comes_before_the_buffer() -> None:
     """A claim that waits for its commit lends its slot to one in the buffer; the next free slot is its own again."""
     track = Track()
     first, *_ = await track.take(1, 2, 3, 4)
-    track.slots.lend_slot_during_commit(first)
+    track.slots.record_step_end_and_lend_slot(first)
     await settled()
     assert track.begun == [1, 2, 3]
     assert (track.queue.running, track.queue.lent, first.has_slot) == (2, 1, False)
@@ -136,7 +136,7 @@ async def test_a_slot_is_lent_only_while_steps_are_short() -> None:
     """At a slow pace a claim keeps its slot during its commit, and has it when it goes on."""
     track = Track(prefetch=1)
     first, *_ = await track.take(1, 2, 3)
-    track.slots.lend_slot_during_commit(first)
+    track.slots.record_step_end_and_lend_slot(first)
     await track.slots.wait_for_slot_to_continue(first)
     assert (track.begun, track.queue.running, track.queue.lent) == ([1, 2], 2, 0)
 
@@ -146,7 +146,7 @@ async def test_a_slot_that_nobody_has_borrowed_comes_back_at_once() -> None:
     track = Track()
     (first,) = await track.take(1)
     track.slots.changed.clear()
-    track.slots.lend_slot_during_commit(first)
+    track.slots.record_step_end_and_lend_slot(first)
     assert track.slots.changed.is_set()
     await track.slots.wait_for_slot_to_continue(first)
     assert (track.queue.running, track.queue.lent, first.has_slot) == (1, 0, True)
@@ -157,7 +157,7 @@ async def test_a_slot_is_not_lost_with_the_claim_that_wanted_it(given: bool) -> 
     """Cancelled while it waits for its slot, or in the moment in which it gets it: the slot is another's."""
     track = Track()
     first, *_ = await track.take(1, 2, 3, 4)
-    track.slots.lend_slot_during_commit(first)
+    track.slots.record_step_end_and_lend_slot(first)
     await settled()
     back = asyncio.create_task(track.slots.wait_for_slot_to_continue(first))
     await settled()
@@ -181,7 +181,7 @@ async def test_nothing_is_begun_while_stopping() -> None:
     """What has not begun stays in the buffer, to be given back; what runs gets its slot back all the same."""
     track = Track()
     first, _, _, fourth = await track.take(1, 2, 3, 4)
-    track.slots.lend_slot_during_commit(first)
+    track.slots.record_step_end_and_lend_slot(first)
     await settled()
     track.slots.stopping = True
     back = asyncio.create_task(track.slots.wait_for_slot_to_continue(first))
@@ -296,7 +296,7 @@ async def test_a_step_is_measured_from_its_start_or_from_the_commit_before_it(cl
     track = Track(prefetch=1, clock=clock)
     (first,) = await track.take(1)
     clock.now += 0.5
-    track.slots.lend_slot_during_commit(first)
+    track.slots.record_step_end_and_lend_slot(first)
     clock.now += 0.25
     await track.end(1)
     track.queue.adapt_prefetch(clock.now)
@@ -309,7 +309,7 @@ async def test_the_wait_for_a_slot_is_not_part_of_a_step(clock: Clock) -> None:
     track = Track(clock=clock)
     (first,) = await track.take(1)
     clock.now += 0.5
-    track.slots.lend_slot_during_commit(first)
+    track.slots.record_step_end_and_lend_slot(first)
     clock.now += 5
     await track.slots.wait_for_slot_to_continue(first)
     clock.now += 0.5
@@ -370,16 +370,16 @@ def test_a_full_queue_picks_no_fewer_rows_than_half_its_prefetch() -> None:
 def test_a_pick_answers_all_reasons_for_it() -> None:
     """A new queue has a reason, but expects no row."""
     queue = QueueSlots(2, None)
-    assert (queue.has_work, queue.reset_and_get_expected_rows()) == (True, 0)
-    assert (queue.has_work, queue.reset_and_get_expected_rows()) == (False, 0)
+    assert (queue.has_work, queue.clear_pick_reasons_and_get_expected()) == (True, 0)
+    assert (queue.has_work, queue.clear_pick_reasons_and_get_expected()) == (False, 0)
     queue.expected, queue.due_at = 3, 5.0
-    assert queue.reset_and_get_expected_rows() == 3
+    assert queue.clear_pick_reasons_and_get_expected() == 3
     assert (queue.expected, queue.due_at) == (0, NEVER)
 
 
 async def test_a_free_slot_is_a_reason_to_pick_if_rows_wait_for_one() -> None:
     track = Track()
-    track.queue.reset_and_get_expected_rows()
+    track.queue.clear_pick_reasons_and_get_expected()
     await track.take(1, 2)
     await track.end(1)
     assert not track.queue.has_work
@@ -391,21 +391,21 @@ async def test_a_free_slot_is_a_reason_to_pick_if_rows_wait_for_one() -> None:
 async def test_the_picker_is_woken_for_the_row_that_is_due_next(clock: Clock) -> None:
     """Not for later rows. Rows of other queues are due for other workers, which are woken."""
     track = Track(clock=clock)
-    track.slots.schedule_pick_or_wake("q", 5.0)
+    track.slots.schedule_pick_or_wake_others("q", 5.0)
     assert (track.queue.due_at, track.slots.changed.is_set()) == (105.0, True)
     track.slots.changed.clear()
-    track.slots.schedule_pick_or_wake("q", 7.0)
+    track.slots.schedule_pick_or_wake_others("q", 7.0)
     assert (track.queue.due_at, track.slots.changed.is_set()) == (105.0, False)
-    track.slots.schedule_pick_or_wake("q", 3.0)
+    track.slots.schedule_pick_or_wake_others("q", 3.0)
     assert (track.queue.due_at, track.slots.changed.is_set()) == (103.0, True)
     assert track.woken == []
-    track.slots.schedule_pick_or_wake("elsewhere", 1.0)
+    track.slots.schedule_pick_or_wake_others("elsewhere", 1.0)
     assert (track.woken, track.queue.due_at) == (["elsewhere"], 103.0)
 
 
 async def test_a_request_for_picks_wakes_the_picker_for_every_queue() -> None:
     track = Track()
-    track.queue.reset_and_get_expected_rows()
+    track.queue.clear_pick_reasons_and_get_expected()
     track.slots.request_pick_of_every_queue()
     assert track.queue.has_work
     assert track.slots.changed.is_set()

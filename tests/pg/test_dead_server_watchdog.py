@@ -12,14 +12,14 @@ import pytest
 from tests.support.hosts import Gating, Place, address_of, several
 
 from gen_durable.pg import dead_server_watchdog
-from gen_durable.pg.dead_server_watchdog import DeadServerWatchdog, find_server_problem
-from gen_durable.pg.dsn import Host, split_dsn_by_host
-from gen_durable.pg.multi_host_connector import (
+from gen_durable.pg.connector import (
     ConnectionTarget,
     HostConnection,
     connect_to_first_usable_host,
     connect_to_host,
 )
+from gen_durable.pg.dead_server_watchdog import DeadServerWatchdog, find_server_problem
+from gen_durable.pg.dsn import Host, split_dsn_by_host
 
 pytestmark = pytest.mark.direct("a pooler has no timeline")
 

@@ -15,7 +15,7 @@ from tests.support.schemas import diagnose
 from gen_durable import Durable, Finished, Worker, job
 from gen_durable.core.services import services_of
 from gen_durable.errors import DatabaseUnavailable
-from gen_durable.pg import dead_server_watchdog, multi_host_connector
+from gen_durable.pg import connector, dead_server_watchdog
 from gen_durable.pg.error_classifier import ConnectionLost
 from gen_durable.pg.persistent_connection import ConnectionTarget, PersistentConnection
 from gen_durable.store.statements import Statement
@@ -39,14 +39,14 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A test does not wait as long for a frozen server."""
     monkeypatch.setattr(dead_server_watchdog, "PROBE_AFTER", 0.3)
     monkeypatch.setattr(dead_server_watchdog, "PROBE_TIMEOUT", 0.3)
-    monkeypatch.setattr(multi_host_connector, "HOST_TIMEOUT", 1.0)
+    monkeypatch.setattr(connector, "HOST_TIMEOUT", 1.0)
 
 
 async def test_a_dead_host_first(dsn: str, schema: str, dead: Place) -> None:
     """Refused is answered: the next host has its turn at once."""
     began = time.monotonic()
     async with Durable(several(dsn, dead, address_of(dsn)), schema=schema) as app, Worker(app, jobs=[double]):
-        assert time.monotonic() - began < multi_host_connector.STAGGER
+        assert time.monotonic() - began < connector.STAGGER
         handle = await app.insert(double, 4)
         assert await handle.wait(timedelta(seconds=10)) == Finished(handle.id, 8)
 
@@ -56,7 +56,7 @@ async def test_a_silent_host_first(dsn: str, schema: str, silent: Place) -> None
     link = PersistentConnection(ConnectionTarget(several(dsn, silent, address_of(dsn))))
     began = time.monotonic()
     await link.run(PID)
-    assert multi_host_connector.STAGGER <= time.monotonic() - began < multi_host_connector.HOST_TIMEOUT - 1
+    assert connector.STAGGER <= time.monotonic() - began < connector.HOST_TIMEOUT - 1
     await link.close()
 
 
@@ -99,11 +99,11 @@ async def test_a_standby_is_promoted_while_another_host_is_silent(
     schema: str, silent: Place, standby: Standby, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who could not be used is asked again as long as another has not answered."""
-    monkeypatch.setattr(multi_host_connector, "HOST_TIMEOUT", 30.0)
+    monkeypatch.setattr(connector, "HOST_TIMEOUT", 30.0)
     standby.set_read_only(True)
     link = PersistentConnection(ConnectionTarget(several("postgresql://postgres@/postgres", silent, standby.place)))
     asking = asyncio.ensure_future(link.run(PID))
-    await asyncio.sleep(multi_host_connector.STAGGER + 0.5)
+    await asyncio.sleep(connector.STAGGER + 0.5)
     assert not asking.done()
     await asyncio.to_thread(standby.set_read_only, False)
     promoted = time.monotonic()

@@ -14,8 +14,8 @@ import pytest
 from tests.support.hosts import Gating, Place, address_of, several
 
 from gen_durable.pg import persistent_connection as connection_module
+from gen_durable.pg.connector import HostConnection, connect_to_first_usable_host
 from gen_durable.pg.error_classifier import ConnectionLost
-from gen_durable.pg.multi_host_connector import HostConnection, connect_to_first_usable_host
 from gen_durable.pg.persistent_connection import ConnectionTarget, PersistentConnection, RunStatement, has_unread_input
 from gen_durable.store.statements import Statement
 

@@ -98,7 +98,7 @@ async def test_a_rollback_keeps_the_connection(dsn: str) -> None:
     again = await SharedTransaction.begin(connection)
     assert again.driver_connection is transaction.driver_connection
     assert again.is_open
-    again.drop()
+    again.drop_connection()
     assert again.driver_connection.is_closed()
     await connection.close()
 

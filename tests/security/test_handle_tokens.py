@@ -17,8 +17,8 @@ from tests.support.schemas import Schemas
 from gen_durable import Durable, Signal, SyncDurable, job
 from gen_durable.errors import ConfigError, DatabaseRefused, InputError, NoTarget, NotFound
 from gen_durable.pg.persistent_connection import PersistentConnection
+from gen_durable.store.installation import InstallationKeys
 from gen_durable.store.schema import Schema
-from gen_durable.store.types import Installation
 
 hello = Signal("hello", int)
 
@@ -38,7 +38,7 @@ async def test_a_token_leads_back_to_its_instance(dsn: str, schema: str) -> None
         assert (await found.get()).state == 42
         with pytest.raises(InputError, match="has no id"):
             _ = app.handle("order:42", order).token
-        assert str(services_key(app)) not in repr(Installation("", services_key(app)))
+        assert str(services_key(app)) not in repr(InstallationKeys("", services_key(app)))
     with pytest.raises(ConfigError, match="not open"):
         _ = handle.token
     with SyncDurable(dsn, schema=schema) as sync:

@@ -18,7 +18,7 @@ from gen_durable.core.services import services_of
 from gen_durable.errors import ConfigError
 from gen_durable.operations import reencrypt as module
 from gen_durable.operations.reencrypt import ReencryptProgress, reencrypt
-from gen_durable.store.payloads import PAYLOAD_TABLES, PayloadReplacement, PayloadStatementBuilder
+from gen_durable.store.reencrypt import PAYLOAD_TABLES, PayloadReplacement, PayloadStatementBuilder
 
 OLD, BOTH, NEW = aes("k1"), aes("k1", "k2", write="k2"), aes("k2")
 

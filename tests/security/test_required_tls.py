@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 from gen_durable import Durable, SyncDurable
 from gen_durable.cli.app import app as cli
 from gen_durable.errors import ConfigError
-from gen_durable.pg import multi_host_connector as connect_module
+from gen_durable.pg import connector as connect_module
+from gen_durable.pg.connector import ConnectionTarget, connect_to_first_usable_host
 from gen_durable.pg.dsn import REQUIRE_TLS_VARIABLE, are_all_hosts_local, check_required_tls
-from gen_durable.pg.multi_host_connector import ConnectionTarget, connect_to_first_usable_host
 
 SSL_REQUEST = struct.pack("!ii", 8, 80877103)
 WEAK: dict[str, tuple[str, dict[str, str]]] = {

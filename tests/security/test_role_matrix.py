@@ -45,7 +45,7 @@ MAY_CALL = {
     "delete_instance": "a",
     "delete_journal_trg": "-",
     "delete_signals": "a",
-    "delete_tickets_of_dead_claims": "-",
+    "delete_tickets_of_dead_claims": "w",
     "delete_signals_trg": "-",
     "discard_allocated_id": "-",
     "draw_unused_ids": "-",

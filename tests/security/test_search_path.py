@@ -152,6 +152,7 @@ def test_callers_that_block(trapped_all: str, dsn: str, bare_schema: str) -> Non
             "pick('w', '{default}', '{1}', '{Waiter/1/wait}', 60)",
             "reap(10)",
             "unblock_missed_rows(null, 10)",
+            "delete_tickets_of_dead_claims()",
             "gc(1, 1, 1, 10)",
         ):
             connection.execute(f'select "{bare_schema}".{call}', {"id": handle.id})

@@ -38,12 +38,12 @@ def test_who_has_lost_its_claim_is_told(store: Store, row: str) -> None:
 
 @pytest.mark.parametrize("row", DEAD.values(), ids=DEAD)
 def test_the_ticket_of_a_dead_claim_counts_nowhere(store: Store, row: str) -> None:
-    """Not as a slot, not in the list, and the sweep takes it away."""
+    """Not as a slot, not in the list, and the reaper deletes it."""
     store.given(SLOT + row + executing(1) + ticket(80, 8, 2))
     (limit,) = store.run(store.calls.limit_states())
     assert limit.taken == 0
     assert enter(store, 1, 10).is_granted
-    store.run(store.calls.unblock_missed_rows(None, 10))
+    store.run(store.calls.delete_tickets_of_dead_claims())
     assert [r["ticket"] for r in store.sql("select * from @schema.step_slots")] == [10]
 
 

@@ -202,10 +202,10 @@ CASES = {
         lambda s: (s.run(s.calls.cancel_listed_descendants(10, None)).ended, s.row(3)["status"]),
         (1, "cancelled"),
     ),
-    "sweep of dead tickets": Case(
+    "tickets of dead claims": Case(
         executing(1, claims=2) + TICKET + "(7, 'l', 1, 1), (8, 'l', 1, 1);\n",
         "select from @schema.step_slots where ticket = 7 for update",
-        lambda s: (s.run(s.calls.unblock_missed_rows(None, 10)), column(s, "ticket", "step_slots"))[1],
+        lambda s: (s.run(s.calls.delete_tickets_of_dead_claims()), column(s, "ticket", "step_slots"))[1],
         [7],
     ),
     "buckets": Case(

@@ -103,8 +103,9 @@ WORKS = {
     "flush that frees a hundred slots": Work(lambda s: s.calls.flush(done(900_000, BATCH)), HAND_OVER | {PKEY}, 25),
     "flush that frees one slot of a thousand": Work(lambda s: s.calls.flush(done(900_000, 1)), HAND_OVER | {PKEY}, 25),
     "flush at a hundred gates": Work(lambda s: s.calls.flush(done(910_000, BATCH)), HAND_OVER | {PKEY}, 20),
-    "unblock_missed_rows": Work(
-        lambda s: s.calls.unblock_missed_rows(None, BATCH), HAND_OVER | {BLOCKED, "step_slots_instance"}, 20
+    "unblock_missed_rows": Work(lambda s: s.calls.unblock_missed_rows(None, BATCH), HAND_OVER | {BLOCKED}, 20),
+    "delete_tickets_of_dead_claims": Work(
+        lambda s: s.calls.delete_tickets_of_dead_claims(), {PKEY, "step_slots_instance"}, 20
     ),
     "set_limit of slots": Work(
         lambda s: s.calls.set_limit("l", Concurrency(1000 + BATCH), declared=False), HAND_OVER | {PKEY, BLOCKED}, 50

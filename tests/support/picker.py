@@ -15,7 +15,7 @@ class Claimed:
     def __init__(self) -> None:
         self.claims: asyncio.Queue[Claim] = asyncio.Queue()
         self.crashed = CrashedRowSlots(None)
-        self.unanswered_count = 0
+        self.unanswered_in_batches = 0
         self.woken: asyncio.Queue[str] = asyncio.Queue()
         self.full: list[str] = []
         self.missed: list[str] = []
@@ -37,9 +37,9 @@ class Claimed:
     def notify_rows_not_found(self, queue: str) -> None:
         self.missed.append(queue)
 
-    def register_and_cancel_unawaited_children(self, claim: Claim, leased_at: float) -> Claim:
+    def register(self, claim: Claim, leased_at: float) -> Claim:
         self.leased_at = leased_at
         return claim
 
-    def postpone(self, claim: Claim, reason: str) -> None:
+    def postpone_soon(self, claim: Claim, reason: str) -> None:
         self.postponed.append((claim.id, reason))

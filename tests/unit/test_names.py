@@ -84,7 +84,9 @@ def test_the_search_finds_what_it_should() -> None:
     assert found_in("_hand_over_tokens") == ["hand_over"]
     assert found_in("wasTold") == ["told"]
     assert found_in("_step_notes") == ["note"]
-    assert found_in("on_dead_letter") == found_in("DeadLetterHook") == found_in("string") == found_in("planes") == []
+    assert (
+        found_in("on_dead_letter") == found_in("DeadLetterHookCaller") == found_in("string") == found_in("planes") == []
+    )
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(SOURCE)))

@@ -186,7 +186,7 @@ async def make_due(e: Engine, handle: Handle[Any]) -> Any:
 async def test_cancelled_while_its_commit_is_under_way(engine: Opening, monkeypatch: pytest.MonkeyPatch) -> None:
     """The outcome is committed, and the instance goes on with the next step at once: the step does not run again."""
     postponed: list[str] = []
-    monkeypatch.setattr(ClaimTable, "postpone", lambda _, __, reason: postponed.append(reason))
+    monkeypatch.setattr(ClaimTable, "postpone_soon", lambda _, __, reason: postponed.append(reason))
     async with engine() as e, e.worker(Chain(), **ONE_SLOT) as worker:
         handle = await e.app.insert(Chain.one, "a")
         await soon(entered.wait())

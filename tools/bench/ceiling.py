@@ -17,7 +17,7 @@ from gen_durable import Context, Durable, ScheduleChildren, Start
 from gen_durable.core.services import services_of
 from gen_durable.engine.outcome_encoder import encode_outcome
 from gen_durable.engine.single_outcome_flusher import flush_outcome_and_children
-from gen_durable.pg.multi_host_connector import connect_to_first_usable_host
+from gen_durable.pg.connector import connect_to_first_usable_host
 from gen_durable.pg.persistent_connection import PersistentConnection
 from gen_durable.starts import to_step_spec
 from gen_durable.store.statements import Statement

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from urllib.parse import urlsplit
 
-from gen_durable.pg.login_grants import Grant, InsertRole, Quota, grant
+from gen_durable.pg.login_grants import Grant, InsertRole, Quota, grant_role
 from gen_durable.pg.persistent_connection import ConnectionTarget, PersistentConnection
 from gen_durable.store.schema import Schema
 
@@ -18,6 +18,6 @@ async def restrict_partition_keys(admin_dsn: str, schema: str, dsns: dict[str, s
     try:
         for role in ATTACKERS:
             login = urlsplit(dsns[role]).username or ""
-            await grant(connection, Schema(schema), role, login, grant=OWN_KEYS, quota=Quota())
+            await grant_role(connection, Schema(schema), role, login, grant=OWN_KEYS, quota=Quota())
     finally:
         await connection.close()

@@ -109,7 +109,7 @@ def grant(
     wanted = Grant(*names, max_priority, prefix)
     quota, checked = Quota(max_live, max_inserts_per_second), Schema(schema)
     granted = _run_with_connection(
-        dsn, lambda link: login_grants.grant(link, checked, role.value, login, grant=wanted, quota=quota)
+        dsn, lambda link: login_grants.grant_role(link, checked, role.value, login, grant=wanted, quota=quota)
     )
     _print_login_rights(granted)
 
@@ -143,7 +143,7 @@ def revoke(
             exit_with_message("--quotas goes without --machine and --queue: quotas hold for all inserts of the login.")
         left = _run_with_connection(dsn, lambda link: login_grants.remove_quotas(link, checked, login))
     elif named.is_unrestricted:
-        left = _run_with_connection(dsn, lambda link: login_grants.revoke(link, checked, role.value, login))
+        left = _run_with_connection(dsn, lambda link: login_grants.revoke_role(link, checked, role.value, login))
     else:
         left = _run_with_connection(
             dsn, lambda link: login_grants.revoke_grant(link, checked, role.value, login, named)

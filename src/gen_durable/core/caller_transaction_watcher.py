@@ -93,7 +93,7 @@ class CallerTransactionWatcher:
             async with asyncio.timeout(CLOSE_TIMEOUT):
                 if self._checking is not None:
                     await asyncio.wait([self._checking])
-                await self._check_transactions()
+                await self._act_on_committed_transactions()
         if self._checking is not None:
             self._checking.cancel()
             await asyncio.wait([self._checking])
@@ -142,7 +142,9 @@ class CallerTransactionWatcher:
 
     def _start_check(self) -> None:
         self._timer = None
-        self._checking = self._loop.create_task(self._check_transactions(), name="gen_durable commit watcher")
+        self._checking = self._loop.create_task(
+            self._act_on_committed_transactions(), name="gen_durable commit watcher"
+        )
         self._checking.add_done_callback(self._schedule_next_check)
 
     def _schedule_next_check(self, _task: asyncio.Task[None]) -> None:
@@ -150,7 +152,7 @@ class CallerTransactionWatcher:
         self._checking = None
         self._schedule_check()
 
-    async def _check_transactions(self) -> None:
+    async def _act_on_committed_transactions(self) -> None:
         if not self._pending:
             return
         try:

@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from gen_durable.backoff import GrowingPauses
-from gen_durable.core.start_and_signal_encryption import encrypt_start
+from gen_durable.core.start_and_signal_encryption import add_id, encrypt_start
 from gen_durable.encryption import ERROR, RESULT, TRACEBACK, PayloadEncryption, state_field
 from gen_durable.errors import UnreadableSignal
 from gen_durable.pg.error_classifier import ConnectionLost, FaultKind, SqlError, classify_error
@@ -60,36 +60,42 @@ class ClaimAndOutcomeEncryption:
         if commit.error is not None:
             commit.error = self.encryption.encrypt_text_or_drop(commit.error, commit.id, ERROR)
 
-    async def encrypt_outcome(self, commit: Commit, claim: Claim) -> None:
-        """Encrypt an outcome of a claim; a state is for the step that it leads to. On `EncodeError` it is unchanged."""
+    async def allocate_ids_and_encrypt_outcome(self, commit: Commit, claim: Claim) -> None:
+        """Encrypt an outcome of a claim, for the ids that are allocated here if it starts instances.
+
+        A state is for the step that it leads to. On `EncodeError` the outcome is unchanged.
+        """
         value, extra = commit.value, commit.extra
         if value is not None:
             field = state_field(claim.machine, claim.version, commit.step or claim.step)
             value = self.encryption.encrypt(value, commit.id, RESULT if commit.kind == "done" else field)
         if extra is not None:
-            extra = await self._encrypt_starts_and_traceback(extra, commit.id)
+            parts = _OBJECT.decode(extra)
+            self._encrypt_traceback(parts, commit.id)
+            await self._allocate_ids_and_encrypt_starts(parts)
+            extra = msgspec.json.encode(parts).decode()
         if (many := commit.many_children) is not None:
             many.ids = await self._allocate_ids(len(many.encoded))
             many.encoded = await self._encrypt_children(many.ids, many.encoded)
         commit.value, commit.extra = value, extra
         self.encrypt_error(commit)
 
-    async def _encrypt_starts_and_traceback(self, extra: str, instance: int) -> str:
-        """Encrypt the states of the instances to start, and the traceback of an exception."""
-        parts = _OBJECT.decode(extra)
+    def _encrypt_traceback(self, parts: dict[str, msgspec.Raw], instance: int) -> None:
         if "traceback" in parts:
             text = self.encryption.encrypt_text_or_drop(
                 msgspec.json.decode(parts["traceback"], type=str), instance, TRACEBACK
             )
             parts["traceback"] = msgspec.Raw(msgspec.json.encode(text))
+
+    async def _allocate_ids_and_encrypt_starts(self, parts: dict[str, msgspec.Raw]) -> None:
         for name in ("children", "spawn"):
             if name in parts:
                 starts = _OBJECTS.decode(parts[name])
                 ids = await self._allocate_ids(len(starts))
                 for started, start in zip(ids, starts, strict=True):
                     encrypt_start(start, started, self.encryption)
+                    add_id(start, started)
                 parts[name] = msgspec.Raw(msgspec.json.encode(starts))
-        return msgspec.json.encode(parts).decode()
 
     async def _encrypt_children(self, ids: Sequence[int], encoded: Sequence[bytes]) -> list[bytes]:
         """Encrypt the children of a fan-out, letting other tasks run after each `CHUNK` of them."""
@@ -99,8 +105,7 @@ class ClaimAndOutcomeEncryption:
                 await asyncio.sleep(0)
             start = _OBJECT.decode(one)
             encrypt_start(start, instance, self.encryption)
-            del start["id"]  # `ManyChildren.encode_parts` adds it
-            encrypted.append(msgspec.json.encode(start))
+            encrypted.append(msgspec.json.encode(start))  # `ManyChildren.encode_parts` adds the id
         return encrypted
 
     async def _allocate_ids(self, count: int) -> list[int]:

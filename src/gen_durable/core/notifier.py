@@ -42,7 +42,7 @@ class LocalWorker(Protocol):
         """The name under which the worker locks rows."""
         ...
 
-    def wake(self, queue: str) -> int:
+    def wake_and_get_capacity(self, queue: str) -> int:
         """Pick from `queue` now. Returns how many more rows the worker could take."""
         ...
 
@@ -117,7 +117,7 @@ class Notifier:
         for queue in queues:
             self.wake(queue)
 
-    def start_cancel_of_children(self, origin: int | None) -> None:
+    def start_cancel_cascade(self, origin: int | None) -> None:
         """Cancel the listed descendants of `origin`, or (None) of any, in the background."""
         self.cascader.start_cascade(origin)
 
@@ -128,7 +128,7 @@ class Notifier:
                 case QueueReady(queue):
                     self.wake(queue)
                 case CancelChildren(origin):
-                    self.start_cancel_of_children(origin)
+                    self.start_cancel_cascade(origin)
                 case CheckCancelRequests(worker):
                     if worker in self._workers:
                         self._workers[worker].check_cancel_requests_soon()
@@ -211,7 +211,7 @@ class Notifier:
             await listener.stop()
 
     def _wake_local_and_count_capacity(self, queue: str) -> int:
-        return sum(worker.wake(queue) for worker in self._workers.values())
+        return sum(worker.wake_and_get_capacity(queue) for worker in self._workers.values())
 
     def send_message_soon(self, message: Message) -> None:
         """Send a message to other processes, together with others that wait."""

@@ -1,7 +1,7 @@
 """Services: the objects that the client operations, the worker and the tools of one `Durable` share.
 
 `Durable` holds one; every other part reaches it with `services_of(app)`, so that `Durable` itself shows only what users
-call. Pools, notifier, completions and installation exist while the `Durable` is open.
+call. Pools, notifier, completions and installation keys exist while the `Durable` is open.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Services:
     __slots__ = (
         "_completions",
         "_database",
-        "_installation",
+        "_installation_keys",
         "_notifier",
         "admin_statements",
         "caller_transaction_watcher",
@@ -105,13 +105,13 @@ class Services:
     def installation_id(self) -> str:
         """The id of the database, which idempotency keys contain."""
         self.check_open()
-        return self._installation.idempotency_prefix
+        return self._installation_keys.idempotency_prefix
 
     @property
     def handle_token_key(self) -> bytes:
         """The secret that makes and verifies handle tokens."""
         self.check_open()
-        return self._installation.handle_token_key
+        return self._installation_keys.handle_token_key
 
     def check_open(self) -> None:
         """Raise `ConfigError` if the `Durable` is not open."""
@@ -143,7 +143,7 @@ class Services:
             raise ConfigError("this Durable is open already")
         database = self._database
         await database.open_and_prepare_schema()
-        self._installation = database.installation
+        self._installation_keys = database.installation_keys
         self._notifier = Notifier(database.pool, self.statements, self.engine_statement_runner, database.listen_target)
         self._completions = CompletionWatcher(database.pool, self.statements)
         self.caller_transaction_watcher = CallerTransactionWatcher(database.pool, self._notifier, self.events)

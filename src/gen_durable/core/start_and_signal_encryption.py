@@ -54,12 +54,16 @@ def encrypt_first_signals(signals: bytes, instance: int, encryption: PayloadEncr
 
 
 def encrypt_start(start: dict[str, msgspec.Raw], instance: int, encryption: PayloadEncryption) -> None:
-    """Encrypt the state and the first signals of an instance, from `encode_start`, for its id, and add the id."""
-    start["id"] = msgspec.Raw(str(instance).encode())
+    """Encrypt the state and the first signals of an instance, from `encode_start`, for its id."""
     state = encryption.encrypt(bytes(start["state"]).decode(), instance, _state_field_of_start(start))
     start["state"] = msgspec.Raw(state.encode())
     if "signals" in start:
         start["signals"] = msgspec.Raw(encrypt_first_signals(bytes(start["signals"]), instance, encryption))
+
+
+def add_id(start: dict[str, msgspec.Raw], instance: int) -> None:
+    """Add the id that an instance was encrypted for."""
+    start["id"] = msgspec.Raw(str(instance).encode())
 
 
 def _state_field_of_start(start: Mapping[str, msgspec.Raw]) -> str:
@@ -67,14 +71,15 @@ def _state_field_of_start(start: Mapping[str, msgspec.Raw]) -> str:
     return state_field(machine, msgspec.json.decode(start["version"], type=int), step)
 
 
-def encrypt_for_new_instance(call: StartOrUpdate, instance: int, encryption: PayloadEncryption) -> StartOrUpdate:
+def encrypt_keyed_start(call: StartOrUpdate, instance: int, encryption: PayloadEncryption) -> StartOrUpdate:
     """A keyed start that is encrypted for a new instance, and for no holder."""
     start = dict(call.start)
     encrypt_start(start, instance, encryption)
+    add_id(start, instance)
     return dataclasses.replace(call, start=start)
 
 
-def encrypt_for_key_holder(
+def add_encrypted_payload_for_holder(
     encrypted: StartOrUpdate, clear: StartOrUpdate, holder: int, encryption: PayloadEncryption
 ) -> StartOrUpdate:
     """A keyed start that is encrypted for a new instance, and now also for the holder of its key."""
@@ -86,7 +91,7 @@ def encrypt_for_key_holder(
     return with_payload_for_holder(encrypted, holder, encryption.encrypt(payload, holder, field))
 
 
-def encrypt_signal(outgoing: OutgoingSignal, target: int, encryption: PayloadEncryption) -> OutgoingSignal:
+def encrypt_signal_for_target(outgoing: OutgoingSignal, target: int, encryption: PayloadEncryption) -> OutgoingSignal:
     """A signal with its payload encrypted for its target. It keeps its key: the target must still hold it."""
     payload = outgoing.payload
     if payload is not None:

@@ -34,8 +34,8 @@ class ActiveClaim(msgspec.Struct, eq=False, gc=False):
     unanswered: EncodedOutcome | None = None  # an outcome whose task was cancelled before the answer
 
     @property
-    def is_in_thread(self) -> bool:
-        """Its step, or the hook that runs for it, is a `def`, which a cancel cannot interrupt."""
+    def is_uninterruptible(self) -> bool:
+        """Whether a cancel cannot interrupt it: its step, or the hook that runs for it, is a `def`."""
         return not self.entry.spec.is_async or self.claim.is_in_thread
 
     def is_cancel_requested(self) -> bool:
@@ -54,7 +54,7 @@ class ActiveClaim(msgspec.Struct, eq=False, gc=False):
         step returns or before the next one begins.
         """
         self.cancel_reason = reason
-        if self.is_in_step and not self.is_in_thread:
+        if self.is_in_step and not self.is_uninterruptible:
             self.interrupt()
 
     def interrupt(self) -> None:

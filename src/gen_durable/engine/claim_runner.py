@@ -23,12 +23,12 @@ import msgspec
 from gen_durable.core.completion_watcher import CompletionWatcher
 from gen_durable.core.notifier import Notifier
 from gen_durable.engine.active_claim import ActiveClaim
+from gen_durable.engine.claim_part_loader import ClaimPartLoader, UnreadableClaim
 from gen_durable.engine.claim_table import LIMIT_REST, ClaimTable
 from gen_durable.engine.committer import CANCEL_REQUESTED, STALE, CommitResult, Committer
 from gen_durable.engine.crashed_row_slots import MIN_CRASHES
 from gen_durable.engine.executor import Executor, TransactionalStepRaised, UndecodableState
 from gen_durable.engine.history_trimmer import TRIM_EVERY, TRIM_REMAINDER, HistoryTrimmer
-from gen_durable.engine.large_claim_reader import LargeClaimReader, UnreadableClaim
 from gen_durable.engine.outcome_encoder import EncodedOutcome, advance_claim
 from gen_durable.engine.outcome_rejection import UnusableLimit
 from gen_durable.engine.slots import Slots
@@ -39,12 +39,13 @@ from gen_durable.instances import Status
 from gen_durable.pg.error_classifier import describe_for_log
 from gen_durable.printable_text import TextBlock
 from gen_durable.step_registry import Registry
-from gen_durable.store.types import Commit
+from gen_durable.store.types import Claim, Commit
 from gen_durable.telemetry import ClaimLost, Events, OutcomePostponed, StaleOutcome, StateUndecodable, StepCommitted
 from gen_durable.worker_options import WorkerOptions
 
 log = get_escaping_logger("gen_durable.worker")
 ENDS: Final = ("done", "fail")
+STATUS_OF_END: Final = {"done": Status.DONE, "fail": Status.FAILED, "cancel": Status.CANCELLED}
 LARGE_STATE: Final = 50_000  # bytes
 
 
@@ -75,7 +76,7 @@ class ClaimRunner:
         executor: Executor,
         transactional: TransactionalExecutor,
         committer: Committer,
-        reader: LargeClaimReader,
+        part_loader: ClaimPartLoader,
         *,
         registry: Registry,
         claims: ClaimTable,
@@ -89,7 +90,7 @@ class ClaimRunner:
         self._executor = executor
         self._transactional = transactional
         self._committer = committer
-        self._reader = reader
+        self._part_loader = part_loader
         self._registry = registry
         self._claims = claims
         self._slots = slots
@@ -106,23 +107,23 @@ class ClaimRunner:
         """Execute the step of a claim and commit its outcome, and again while the claim is kept."""
         claim = active.claim
         if claim.is_large:
-            return self._read_large_parts_and_run(active)
-        return self._run_steps(active) if len(claim.state) < LARGE_STATE else self._run_with_large_state(active)
+            return self._load_large_parts_and_run(active)
+        return self._run_steps(active) if len(claim.state) < LARGE_STATE else self._yield_to_loop_and_run(active)
 
-    async def _run_with_large_state(self, active: ActiveClaim) -> None:
+    async def _yield_to_loop_and_run(self, active: ActiveClaim) -> None:
         """Run a claim with a large state: one is decoded per iteration of the event loop, which runs others between."""
         async with self._large_state_lock:
             await asyncio.sleep(0)
         await self._run_steps(active)
 
-    async def _read_large_parts_and_run(self, active: ActiveClaim) -> None:
-        """Run a claim after its large parts were read. Its slot is kept until its outcome is committed."""
+    async def _load_large_parts_and_run(self, active: ActiveClaim) -> None:
+        """Run a claim after its large parts were loaded. Its slot is kept until its outcome is committed."""
         try:
-            async with self._reader.read_large_parts(active.claim):
+            async with self._part_loader.load_parts_within_bound(active.claim):
                 await self._run_steps(active)
         except UnreadableClaim as error:
             log.error("instance %d of %s: %s", active.claim.id, active.claim.machine, error)
-            self._claims.postpone(active, str(error))
+            self._claims.postpone_soon(active, str(error))
 
     async def _run_steps(self, active: ActiveClaim) -> None:
         claim, steps, encoded = active.claim, 0, None
@@ -150,7 +151,7 @@ class ClaimRunner:
                 if encoded.commit.kind != "continue":
                     return await self._commit_claim_end(active, encoded, took)
                 committing = self._committer.commit(encoded.commit)
-                self._slots.lend_slot_during_commit(active)
+                self._slots.record_step_end_and_lend_slot(active)
                 try:
                     result = await committing
                     if not active.has_slot and result is not STALE:
@@ -180,7 +181,7 @@ class ClaimRunner:
         # Traceback and kind only: the text of the error may quote a payload.
         frames = TextBlock("".join(traceback.format_tb(error.__traceback__)).rstrip())
         log.error("instance %d: %s\n%s", active.claim.id, describe_for_log(error), frames)
-        self._claims.postpone(active, f"an error of the engine: {describe_for_log(error)}")
+        self._claims.postpone_soon(active, f"an error of the engine: {describe_for_log(error)}")
 
     def release_unstarted(self, claims: list[ActiveClaim]) -> None:
         """Release claims that have not begun, for another worker to run."""
@@ -198,9 +199,11 @@ class ClaimRunner:
         log.warning("instance %d: code of %s cancelled its task outside of its step", claim.id, active.entry.spec.label)
         if encoded is not None:
             active.unanswered = None
-            self._committer.enqueue(encoded.commit, ClaimEndReceiver(self, active, encoded, encoded.commit.took))
+            self._committer.enqueue_or_flush_apart(
+                encoded.commit, ClaimEndReceiver(self, active, encoded, encoded.commit.took)
+            )
             return
-        self._claims.postpone(active, "its task was cancelled outside of its step")
+        self._claims.postpone_soon(active, "its task was cancelled outside of its step")
         self._notifier.wake_local_workers()  # a transaction may have committed without an answer
 
     def act_on_commit_result(
@@ -214,7 +217,10 @@ class ClaimRunner:
                 self._claims.remove(active)
                 if active.claim.crashes >= MIN_CRASHES:
                     self._claims.allow_more_crashed_rows(active)
-                self._report_end_and_plan_pick(active, encoded)
+                if encoded.commit.seq % TRIM_EVERY == TRIM_REMAINDER:
+                    self._request_history_trim(active, encoded.commit)
+                self._report_end_to_waiters(encoded.commit)
+                self._wake_after_claim_end(active.claim, encoded)
                 if self._events.active:
                     self._emit_commit_events(active, encoded, took)
             case CommitResult.STALE:
@@ -228,7 +234,7 @@ class ClaimRunner:
             case UnusableLimit():
                 self._postpone_for_unusable_limit(active, result)
             case OutcomeRejected() if encoded.commit.kind == "cancel":
-                self._claims.postpone(active, str(result))
+                self._claims.postpone_soon(active, str(result))
             case OutcomeRejected():
                 self._spawn_after_refused_commit(
                     active, self._answer_rejection_as_step_error(active, result, encoded.commit)
@@ -247,22 +253,17 @@ class ClaimRunner:
         except (SystemExit, KeyboardInterrupt) as error:
             self.log_engine_error_and_postpone(active, error)
 
-    def _report_end_and_plan_pick(self, active: ActiveClaim, encoded: EncodedOutcome) -> None:
-        """Report an end to local waiters, plan the pick of a delayed row, wake the queue of a freed partition key."""
-        claim, commit = active.claim, encoded.commit
-        if commit.seq % TRIM_EVERY == TRIM_REMAINDER:
-            self._request_history_trim(active, commit)
-        match commit.kind:
-            case "done":
-                self._completions.report_end(claim.id, Status.DONE, commit.value, None, commit.began + commit.took)
-            case "fail":
-                self._completions.report_end(claim.id, Status.FAILED, None, commit.error, commit.began + commit.took)
-            case "cancel":
-                self._completions.report_end(claim.id, Status.CANCELLED, None, commit.error, commit.began + commit.took)
-            case _ if commit.delay:
-                self._slots.schedule_pick_or_wake(claim.queue if encoded.queue is None else encoded.queue, commit.delay)
-            case _:
-                pass
+    def _report_end_to_waiters(self, commit: Commit) -> None:
+        """Report the end of an instance, if the outcome ends it, to waiters of this process."""
+        status = STATUS_OF_END.get(commit.kind)
+        if status is not None:
+            result, error = (commit.value, None) if commit.kind == "done" else (None, commit.error)
+            self._completions.report_end(commit.id, status, result, error, commit.began + commit.took)
+
+    def _wake_after_claim_end(self, claim: Claim, encoded: EncodedOutcome) -> None:
+        """Plan the pick of a delayed row, and wake the queue of a freed partition key."""
+        if encoded.commit.delay:
+            self._slots.schedule_pick_or_wake_others(encoded.queue or claim.queue, encoded.commit.delay)
         if claim.partition_key is not None:
             self._notifier.wake(claim.queue)
 
@@ -285,7 +286,7 @@ class ClaimRunner:
         """Hand an outcome that ends the claim to the committer."""
         active.has_outcome = True
         receiver = ClaimEndReceiver(self, active, encoded, took)
-        is_side_flush = self._committer.enqueue(encoded.commit, receiver)
+        is_side_flush = self._committer.enqueue_or_flush_apart(encoded.commit, receiver)
         if is_side_flush or active.claim.is_large:
             # Keep the slot until it is committed, so that no other step makes more of its kind.
             receiver.answered = asyncio.get_running_loop().create_future()
@@ -320,7 +321,7 @@ class ClaimRunner:
         encoded = self._executor.encode_cancel_outcome(claim, active.entry, reason)
         encoded.commit.began, encoded.commit.took = time.perf_counter() - took, took
         active.has_outcome = True
-        self._committer.enqueue(encoded.commit, ClaimEndReceiver(self, active, encoded, took))
+        self._committer.enqueue_or_flush_apart(encoded.commit, ClaimEndReceiver(self, active, encoded, took))
 
     async def _answer_rejection_as_step_error(
         self, active: ActiveClaim, rejected: OutcomeRejected, former: Commit
@@ -344,7 +345,7 @@ class ClaimRunner:
                 encoded.commit.began, encoded.commit.took = former.began, former.took
                 result = await self._committer.commit(encoded.commit)
         except OutcomeRejected as again:
-            self._claims.postpone(active, str(again))
+            self._claims.postpone_soon(active, str(again))
         except asyncio.CancelledError:
             active.unanswered = encoded
             raise
@@ -371,10 +372,10 @@ class ClaimRunner:
                 log.error("instance %d of %s: %s", claim.id, active.entry.spec.label, error)
                 if self._events.active:
                     self._events.emit(StateUndecodable(claim.id, claim.machine, claim.step, str(error)))
-                self._claims.postpone(active, str(error))
+                self._claims.postpone_soon(active, str(error))
             case NoFreeThread():
                 log.warning("instance %d of %s is put back: %s", claim.id, active.entry.spec.label, error)
-                self._claims.postpone(active, str(error))
+                self._claims.postpone_soon(active, str(error))
             case UnreadableSignal():
                 self._claims.reject_signals_and_release_soon(active, error.faults)
             case LeaseLost():
@@ -391,7 +392,7 @@ class ClaimRunner:
         log.warning("instance %d of %s is put back: %s", claim.id, active.entry.spec.label, error)
         if self._events.active:
             self._events.emit(OutcomePostponed(claim.id, claim.machine, active.entry.spec.name, str(error)))
-        self._claims.postpone(active, str(error), LIMIT_REST)
+        self._claims.postpone_soon(active, str(error), LIMIT_REST)
 
     def _emit_commit_events(self, active: ActiveClaim, encoded: EncodedOutcome, took: float) -> None:
         claim, step = active.claim, active.entry.spec.name

@@ -101,7 +101,7 @@ class ClaimTable:
         now = time.monotonic()
         late: list[ActiveClaim] = []
         for claim in claims:
-            active = self.register_and_cancel_unawaited_children(claim, leased_at)
+            active = self.register(claim, leased_at)
             if self._slots.stopping:
                 late.append(active)
             else:
@@ -109,7 +109,7 @@ class ClaimTable:
         if late:
             self.release_soon(late)
 
-    def register_and_cancel_unawaited_children(self, claim: Claim, leased_at: float) -> ActiveClaim:
+    def register(self, claim: Claim, leased_at: float) -> ActiveClaim:
         """Put a claim into the table without starting it."""
         entry = self._registry.get_known_step(claim.machine, claim.version, claim.step)
         active = ActiveClaim(claim, entry, leased_at)
@@ -124,10 +124,14 @@ class ClaimTable:
             self._events.emit(AwaitTimedOut(claim.id, claim.machine, claim.step, tuple(claim.awaits or ())))
         if claim.crashes >= MIN_CRASHES:
             self.crashed.add_claim(claim)
-        if claim.children is None or (claim.children and any(not c.status.terminal for c in claim.children)):
-            # A join that did not wait for all children: the remaining ones may have to be cancelled.
-            self._notifier.start_cancel_of_children(claim.id)
+        if claim.children != ():
+            self._cancel_remaining_children(claim)
         return active
+
+    def _cancel_remaining_children(self, claim: Claim) -> None:
+        """Start the cascade of a join that did not wait for all children: the others may have to be cancelled."""
+        if claim.children is None or any(not child.status.terminal for child in claim.children):
+            self._notifier.start_cancel_cascade(claim.id)
 
     def remove(self, active: ActiveClaim) -> None:
         # The row may have been lost and claimed again: remove only this claim, not its successor.
@@ -175,20 +179,20 @@ class ClaimTable:
 
     async def release(self, claims: list[ActiveClaim]) -> None:
         """Make rows runnable again at once, and remove their claims."""
-        await self._release_rows([(active, None, None) for active in claims])
+        await self._return_rows_and_wake([(active, None, None) for active in claims])
 
     def release_soon(self, claims: list[ActiveClaim]) -> None:
         """The same in a task."""
-        self._start_release([(active, None, None) for active in claims])
+        self._return_rows_soon([(active, None, None) for active in claims])
 
-    def postpone(self, active: ActiveClaim, reason: str, rest: PostponeDelay = USUAL_POSTPONE_DELAY) -> None:
-        """Make a row runnable again after a rest; `reason` becomes its last error."""
-        self._start_release([(active, rest.first, reason)], rest.longest)
+    def postpone_soon(self, active: ActiveClaim, reason: str, rest: PostponeDelay = USUAL_POSTPONE_DELAY) -> None:
+        """Make a row runnable again after a rest, in a task; `reason` becomes its last error."""
+        self._return_rows_soon([(active, rest.first, reason)], rest.longest)
 
     def reject_signals_and_release_soon(self, active: ActiveClaim, faults: tuple[SignalFault, ...]) -> None:
         """Set signals aside that this worker cannot read, and put the row back, in a task."""
         task = self._tasks.spawn(self._reject_signals_and_release(active, faults))
-        task.add_done_callback(lambda _: self.remove(active))  # as in _start_release
+        task.add_done_callback(lambda _: self.remove(active))  # as in _return_rows_soon
 
     async def _reject_signals_and_release(self, active: ActiveClaim, faults: tuple[SignalFault, ...]) -> None:
         claim = active.claim
@@ -212,18 +216,20 @@ class ClaimTable:
                 if self._events.active:
                     self._events.emit(SignalRejected(claim.id, claim.machine, fault.name, fault.reason))
         self._notifier.wake_queues(result.woken_queues)
-        self._slots.schedule_pick_or_wake(claim.queue, 0.0)  # finds when the deadline of a row is that waits again
+        self._slots.schedule_pick_or_wake_others(
+            claim.queue, 0.0
+        )  # finds when the deadline of a row is that waits again
 
-    def _start_release(
+    def _return_rows_soon(
         self,
         returns: list[tuple[ActiveClaim, float | None, str | None]],
         longest_delay: float = USUAL_POSTPONE_DELAY.longest,
     ) -> None:
-        task = self._tasks.spawn(self._release_rows(returns, longest_delay))
+        task = self._tasks.spawn(self._return_rows_and_wake(returns, longest_delay))
         # In a callback too: other code may have cancelled the task before it began. The leases then end.
-        task.add_done_callback(lambda _: self._remove_released(returns))
+        task.add_done_callback(lambda _: self._remove_returned(returns))
 
-    async def _release_rows(
+    async def _return_rows_and_wake(
         self,
         returns: list[tuple[ActiveClaim, float | None, str | None]],
         longest_delay: float = USUAL_POSTPONE_DELAY.longest,
@@ -236,7 +242,7 @@ class ClaimTable:
             self._notifier.wake_queues(released.woken_queues)
             for active, delay, _ in returns:
                 if delay is not None:
-                    self._slots.schedule_pick_or_wake(active.claim.queue, delay)
+                    self._slots.schedule_pick_or_wake_others(active.claim.queue, delay)
                 if delay is None or active.claim.partition_key is not None:
                     self._notifier.wake(active.claim.queue)
         except (ConnectionLost, SqlError) as error:
@@ -246,9 +252,9 @@ class ClaimTable:
                 type(error).__name__,
             )
         finally:  # also if other code has cancelled this task
-            self._remove_released(returns)
+            self._remove_returned(returns)
 
-    def _remove_released(self, returns: list[tuple[ActiveClaim, float | None, str | None]]) -> None:
+    def _remove_returned(self, returns: list[tuple[ActiveClaim, float | None, str | None]]) -> None:
         for active, _, _ in returns:
             self.remove(active)
 

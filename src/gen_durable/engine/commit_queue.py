@@ -18,11 +18,11 @@ QueuedOutcome: TypeAlias = "tuple[Commit, R]"
 class CommitQueue(Generic[R]):
     """The outcomes of one worker, each with its receiver."""
 
-    __slots__ = ("_entries", "_large_bytes")
+    __slots__ = ("_entries", "_payload_bytes")
 
     def __init__(self) -> None:
         self._entries: list[QueuedOutcome[R]] = []
-        self._large_bytes = 0  # of those that are not small
+        self._payload_bytes = 0  # of those that are not small: small ones always fit
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -31,34 +31,34 @@ class CommitQueue(Generic[R]):
         """Queue an outcome; `size` is its `payload_size`."""
         self._entries.append(entry)
         if size > SMALL_OUTCOME:
-            self._large_bytes += size
+            self._payload_bytes += size
 
     def put_back(self, entries: list[QueuedOutcome[R]]) -> None:
         """Queue outcomes again, before all others."""
         self._entries = entries + self._entries
-        self._recount_large_bytes()
+        self._recount_payload_bytes()
 
     def take_batch(self, count: int) -> list[QueuedOutcome[R]]:
         """Take the outcomes of the next flush: at most `count`, and MAX_FLUSH_BYTES of payloads."""
         entries = self._entries
-        if self._large_bytes > MAX_FLUSH_BYTES:
+        if self._payload_bytes > MAX_FLUSH_BYTES:
             batch, self._entries = _split_by_size(entries, count)
         else:
             batch, self._entries = entries[:count], entries[count:]
-        if self._large_bytes:
-            self._recount_large_bytes()
+        if self._payload_bytes:
+            self._recount_payload_bytes()
         return batch
 
-    def _recount_large_bytes(self) -> None:
+    def _recount_payload_bytes(self) -> None:
         sizes = (payload_size(commit) for commit, _ in self._entries)
-        self._large_bytes = sum(size for size in sizes if size > SMALL_OUTCOME)
+        self._payload_bytes = sum(size for size in sizes if size > SMALL_OUTCOME)
 
 
 def payload_size(commit: Commit) -> int:
     return len(commit.value or "") + len(commit.extra or "")
 
 
-def is_large_outcome(commit: Commit) -> bool:
+def should_flush_apart(commit: Commit) -> bool:
     """Whether an outcome is written apart from the others; its claim keeps its slot until then."""
     return commit.many_children is not None or payload_size(commit) > LARGE_OUTCOME
 

@@ -18,7 +18,7 @@ from typing import Final, Protocol, assert_never
 
 from gen_durable.backoff import GrowingPauses
 from gen_durable.core.notifier import Notifier
-from gen_durable.engine.commit_queue import LARGE_OUTCOME, CommitQueue, is_large_outcome, payload_size
+from gen_durable.engine.commit_queue import LARGE_OUTCOME, CommitQueue, payload_size, should_flush_apart
 from gen_durable.engine.outcome_rejection import describe_fault, to_rejection
 from gen_durable.engine.single_outcome_flusher import flush_outcome_and_children
 from gen_durable.engine.slow_commit_connections import SlowCommitConnections
@@ -127,14 +127,14 @@ class Committer:
         self._side_flushes: set[asyncio.Task[None]] = set()
 
     @property
-    def unanswered_count(self) -> int:
+    def unanswered_in_batches(self) -> int:
         """How many outcomes are not answered yet, apart from those that wait for a lock or for many children."""
         return len(self._queued) + len(self._batch)
 
-    def enqueue(self, commit: Commit, receiver: CommitReceiver) -> bool:
+    def enqueue_or_flush_apart(self, commit: Commit, receiver: CommitReceiver) -> bool:
         """Commit an outcome with the next flush, and pass the answer to `receiver`, later.
 
-        Returns whether it is large, and is written apart from the others.
+        Returns whether it is flushed apart from the others, at once (`should_flush_apart`).
         """
         size = payload_size(commit)
         if size > LARGE_OUTCOME or commit.many_children is not None:
@@ -148,7 +148,7 @@ class Committer:
     def commit(self, commit: Commit) -> asyncio.Future[CommitResult]:
         """Commit an outcome; the future has its answer, or raises `OutcomeRejected`."""
         future: asyncio.Future[CommitResult] = self._loop.create_future()
-        self.enqueue(commit, FutureCommitReceiver(future))
+        self.enqueue_or_flush_apart(commit, FutureCommitReceiver(future))
         return future
 
     @property
@@ -212,7 +212,7 @@ class Committer:
                 if side is None:
                     flushed = await self._flush_once([commit for commit, _ in batch], self._connection)
                 else:
-                    flushed = await self._flush_once_on_side_connection(batch[0][0], side)
+                    flushed = await self._try_flush_on_side_connection(batch[0][0], side)
             except Exception as error:
                 match _fault_kind_of(error):
                     case FaultKind.REFUSED if len(batch) == 1:
@@ -238,7 +238,7 @@ class Committer:
             pauses = pauses or GrowingPauses(FIRST_PAUSE, LONGEST_PAUSE, jitter=0.5)
             await asyncio.sleep(pauses.next_seconds())
 
-    async def _flush_once_on_side_connection(self, commit: Commit, side: SlowCommitConnections) -> FlushResult | None:
+    async def _try_flush_on_side_connection(self, commit: Commit, side: SlowCommitConnections) -> FlushResult | None:
         """Send one outcome. Returns None if others wait for a connection and the outcome's row is still locked."""
         are_all_in_use = side.are_all_in_use
         async with side.acquire() as connection:
@@ -304,7 +304,7 @@ class Committer:
             await self._flush_halves(batch)
 
     def _start_side_flush(self, entry: _QueuedOutcome) -> None:
-        side = self._fan_outs if is_large_outcome(entry[0]) else self._locked
+        side = self._fan_outs if should_flush_apart(entry[0]) else self._locked
         task = self._loop.create_task(self._flush_until_answered([entry], side))
         self._side_flushes.add(task)
         task.add_done_callback(functools.partial(self._restart_cancelled_side_flush, entry))

@@ -33,7 +33,7 @@ class EventLoopMonitor:
         if self._has_answered:
             self._has_answered = False
             self._blocked_seconds = 0.0
-            self.call_on_loop(self._record_answer, now)
+            self.call_on_loop(self._record_answer_and_report_lag, now)
         else:
             self._blocked_seconds += min(now - self._measured_at, self._longest_interval)
         self._measured_at = now
@@ -50,6 +50,6 @@ class EventLoopMonitor:
         frame = frames.get(self._thread_id)
         return "".join(traceback.format_stack(frame)) if frame is not None else "(its thread has ended)"
 
-    def _record_answer(self, sent_at: float) -> None:
+    def _record_answer_and_report_lag(self, sent_at: float) -> None:
         self._has_answered = True
         self._report_lag(time.monotonic() - sent_at)

@@ -96,7 +96,7 @@ class Executor:
         `previous`, the committed outcome of this claim that led here, holds the decoded state. `task` is the current
         task, if known. With a `transaction` the step's error is raised as `TransactionalStepRaised`.
         """
-        state = previous.state if previous is not None else self._decode_state(claim, entry)
+        state = previous.state if previous is not None else self._decrypt_and_decode_claim(claim, entry)
         ctx, claim.taken = self._make_context(claim, entry.spec, transaction), None
         try:
             if entry.plain:
@@ -105,9 +105,9 @@ class Executor:
                 call = entry.call(state, ctx) if entry.wants_context else entry.call(state)
                 returned = await _await_within_timeout(call, entry.spec)
             else:
-                returned = await self._call_in_thread(claim, entry, state, ctx, may_continue=may_continue)
+                returned = await self._call_and_encode_in_thread(claim, entry, state, ctx, may_continue=may_continue)
             if task is None or task.cancelling():
-                await _absorb_own_cancellation(claim)
+                await _absorb_cancellation_by_step(claim)
             if type(returned) is EncodedOutcome:  # from a thread; isinstance takes longer
                 encoded = returned
             else:
@@ -120,7 +120,7 @@ class Executor:
         except asyncio.CancelledError as raised:
             if claim.is_interrupted:
                 raise
-            await _absorb_own_cancellation(claim)
+            await _absorb_cancellation_by_step(claim)
             error: Exception = _to_step_cancelled(entry.spec, raised)
         except (LeaseLost, NoFreeThread, UnreadableSignal):
             raise
@@ -132,12 +132,12 @@ class Executor:
             raise TransactionalStepRaised(error) from error
         return await self.answer_step_error(claim, entry, ctx, error, may_continue=may_continue)
 
-    def _decode_state(self, claim: Claim, entry: RunnableStep) -> object:
+    def _decrypt_and_decode_claim(self, claim: Claim, entry: RunnableStep) -> object:
         try:
             if self._encryption is not None:
                 self._encryption.decrypt_claim(claim)
             if claim.journal is not None:
-                self._journal.step_journal(claim, claim.seq)
+                self._journal.get_or_create_step_journal(claim, claim.seq)
             return entry.spec.state_codec.decode(claim.state)
         except UnreadableSignal:
             raise
@@ -189,7 +189,7 @@ class Executor:
             answer = self._retry_policy_outcome(claim, entry, error)
             if answer is None:
                 handler = "on_error"
-                encoded = await self._call_on_error(claim, entry, ctx, error, may_continue=may_continue)
+                encoded = await self._call_on_error_and_encode(claim, entry, ctx, error, may_continue=may_continue)
             else:
                 encoded = encode_outcome(claim, entry.spec, ctx, answer, may_continue=may_continue, error=error)
             if encoded.remaining_starts is not None:
@@ -230,10 +230,10 @@ class Executor:
     def _retry_delay(self, policy: RetryPolicy, earlier_errors: int) -> Duration:
         return policy.backoff(earlier_errors)
 
-    async def _call_on_error(
+    async def _call_on_error_and_encode(
         self, claim: Claim, entry: RunnableStep, ctx: Context, error: Exception, *, may_continue: bool
     ) -> EncodedOutcome:
-        """Call `on_error` and encode its answer, in the thread if it is a `def`: see `_call_in_thread`."""
+        """Call `on_error` and encode its answer, in the thread if it is a `def`: see `_call_and_encode_in_thread`."""
         spec, owner = entry.spec, cast(Any, entry.owner)
         is_async = inspect.iscoroutinefunction(owner.on_error)
         # Decoded again: the failed execution may have changed its own copy of the state.
@@ -322,7 +322,7 @@ class Executor:
             else:
                 more = await (await self._threads.start_call(encoded.encode_next_chunk))
 
-    async def _call_in_thread(
+    async def _call_and_encode_in_thread(
         self, claim: Claim, entry: RunnableStep, state: object, ctx: Context, *, may_continue: bool
     ) -> object:
         """Call a `def` step. Returns its outcome, encoded in its thread: a thread that the step has left running may
@@ -365,7 +365,7 @@ async def _encrypt_outcome(
     encoded: EncodedOutcome, claim: Claim, encryption: ClaimAndOutcomeEncryption
 ) -> EncodedOutcome:
     encoded.plain_state = encoded.commit.value
-    await encryption.encrypt_outcome(encoded.commit, claim)
+    await encryption.allocate_ids_and_encrypt_outcome(encoded.commit, claim)
     return encoded
 
 
@@ -382,7 +382,7 @@ async def _await_within_timeout(running: Awaitable[Any], spec: StepSpec) -> Any:
     return await await_within_seconds(running, spec.timeout, too_long)
 
 
-async def _absorb_own_cancellation(claim: Claim) -> None:
+async def _absorb_cancellation_by_step(claim: Claim) -> None:
     """Absorb the cancellation of a step that cancelled its own task and returned; it must not hit the engine."""
     task = asyncio.current_task()
     if task is None or not task.cancelling() or claim.is_interrupted:

@@ -93,7 +93,7 @@ class Gc(BackgroundTask):
                 self._events.emit(InstancesCollected(result.deleted))
             return result.deleted
 
-        await self._runner.run_in_batches(delete, self._batch_size)
+        await self._runner.run_one_batch(delete, self._batch_size)
         scan.after = after
         return has_more
 

@@ -161,7 +161,10 @@ class Heartbeat:
         if blocked < self._lease_seconds:
             self._block_reported = self._stuck_reported = False
         elif not self._block_reported:
-            await self._return_rows_not_begun(monitor, blocked)
+            claims = self._claims.withdraw_not_begun()
+            self._report_blocked_loop(monitor, blocked, len(claims))
+            await self._return_rows_not_begun(monitor, claims)
+            self._block_reported = True
         if blocked >= self._max_block_seconds:
             self._report_stuck_loop(blocked)
             return
@@ -170,25 +173,26 @@ class Heartbeat:
         if requests := await self.read_cancel_requests():
             monitor.call_on_loop(self._claims.apply_cancel_requests, requests)
 
-    async def _return_rows_not_begun(self, monitor: EventLoopMonitor, blocked: float) -> None:
-        """Return the rows whose steps have not begun, so that other workers run them."""
-        claims = self._claims.withdraw_not_begun()
+    def _report_blocked_loop(self, monitor: EventLoopMonitor, blocked: float, withdrawn: int) -> None:
         log.error(
             "the event loop has not answered for %.0f s: %d claims that have not begun are returned. It is here:\n%s",
             blocked,
-            len(claims),
+            withdrawn,
             TextBlock(monitor.format_loop_stack().rstrip()),
         )
-        if claims:
-            rows = [(active.claim.id, active.claim.epoch, None, None) for active in claims]
-            if self._connection is None:
-                self._connection = PersistentConnection(self._target)
-            try:
-                await self._connection.run(self._statements.release_claims(rows), timeout=self._interval_seconds)
-            finally:
-                # Also after an error: then a reaper takes them back when their leases end.
-                monitor.call_on_loop(self._claims.drop_withdrawn, claims)
-        self._block_reported = True
+
+    async def _return_rows_not_begun(self, monitor: EventLoopMonitor, claims: list[ActiveClaim]) -> None:
+        """Return the rows of withdrawn claims, whose steps have not begun, so that other workers run them."""
+        if not claims:
+            return
+        rows = [(active.claim.id, active.claim.epoch, None, None) for active in claims]
+        if self._connection is None:
+            self._connection = PersistentConnection(self._target)
+        try:
+            await self._connection.run(self._statements.release_claims(rows), timeout=self._interval_seconds)
+        finally:
+            # Also after an error: then a reaper takes them back when their leases end.
+            monitor.call_on_loop(self._claims.drop_withdrawn, claims)
 
     def _report_stuck_loop(self, blocked: float) -> None:
         if self._stuck_reported:

@@ -77,7 +77,7 @@ class JournalActionRunner:
         self._progress = ProgressWriter(pool, statements, encryption)
         self.report_progress = self._progress.report_progress
 
-    def step_journal(self, claim: Claim, seq: int) -> StepJournal:
+    def get_or_create_step_journal(self, claim: Claim, seq: int) -> StepJournal:
         """The journal of the claim's current step. Raises `LeaseLost` if the step that began with `seq` has ended."""
         if claim.seq != seq:
             raise LeaseLost(f"instance {claim.id}: the step that writes this has been left")

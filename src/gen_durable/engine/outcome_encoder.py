@@ -68,7 +68,7 @@ class EncodedOutcome(msgspec.Struct, eq=False, gc=False):
             _check_children_size(children.size)
         elif extra is not None:
             extra["spawn"] += chunk
-            _check_children_size(sum(_child_state_size(start) for start in extra["spawn"]))
+            _check_children_size(sum(_start_payload_size(start) for start in extra["spawn"]))
             if not may_have_more:
                 self.commit.extra = msgspec.json.encode(extra).decode()
         return may_have_more
@@ -316,17 +316,17 @@ def _encode_chunk_of_starts(starts: Iterator[Start[Any]]) -> tuple[list[dict[str
     encoded: list[dict[str, object]] = []
     size = 0
     for start in starts:
-        one = _encode_child(start)
+        one = _check_and_encode_start(start)
         encoded.append(one)
-        size += _child_state_size(one)
+        size += _start_payload_size(one)
         if len(encoded) > CHUNK or size > CHUNK_BYTES:
             return encoded, True
     return encoded, False
 
 
-def _child_state_size(child: dict[str, object]) -> int:
-    """The bytes of a child's state and first signals."""
-    return sum(len(memoryview(cast(Buffer, child[part]))) for part in ("state", "signals") if part in child)
+def _start_payload_size(start: dict[str, object]) -> int:
+    """The bytes of the state and the first signals of an instance to start."""
+    return sum(len(memoryview(cast(Buffer, start[part]))) for part in ("state", "signals") if part in start)
 
 
 def _check_children_size(size: int) -> None:
@@ -343,7 +343,7 @@ def _add_children(children: ManyChildren, chunk: list[dict[str, object]]) -> Non
         children.add(msgspec.json.encode(child), None if key is None else str(key).encode())
 
 
-def _encode_child(start: Start[Any]) -> dict[str, object]:
+def _check_and_encode_start(start: Start[Any]) -> dict[str, object]:
     check_child(start)
     try:
         return encode_start(start)

@@ -97,7 +97,7 @@ class Picker(BackgroundTask):
         self._pick_task: asyncio.Task[PickResult] | None = None
         self._budget = WakeupBudget(time.monotonic())
 
-    def wake(self, queue: str) -> int:
+    def wake_and_get_capacity(self, queue: str) -> int:
         """Pick from a queue as soon as it has capacity. Returns how many more rows this worker could take."""
         slots = self._slots.queues.get(queue)
         if slots is None or self._stopping:
@@ -114,7 +114,7 @@ class Picker(BackgroundTask):
         now = time.monotonic()
         pick_at = self._budget.reserve_pick_time(now)
         if pick_at <= now:
-            self.wake(queue)
+            self.wake_and_get_capacity(queue)
         elif pick_at < slots.due_at:
             slots.due_at = pick_at
             self._slots.changed.set()
@@ -127,7 +127,7 @@ class Picker(BackgroundTask):
 
     def wake_all(self) -> None:
         for name in self._slots.queues:
-            self.wake(name)
+            self.wake_and_get_capacity(name)
 
     async def stop(self) -> None:
         """Stop picking. Waits for a pick under way: the claims it returns must reach the table."""
@@ -143,7 +143,7 @@ class Picker(BackgroundTask):
     async def run_once(self) -> float:
         """Pick for every queue with capacity and a reason; then wait for the next reason."""
         self._slots.changed.clear()
-        demands = self._count_demands()
+        demands = self._adapt_prefetch_and_count_demands()
         if demands:
             picked = await self._pick_uninterrupted(demands)
             if picked.claims:
@@ -157,7 +157,7 @@ class Picker(BackgroundTask):
         return 0.0
 
     async def _pick_uninterrupted(self, demands: dict[str, int]) -> PickResult:
-        expected = {name: self._slots.queues[name].reset_and_get_expected_rows() for name in demands}
+        expected = {name: self._slots.queues[name].clear_pick_reasons_and_get_expected() for name in demands}
         self._pick_task = asyncio.get_running_loop().create_task(
             self._pick_and_notify_of_missed_rows(demands, expected), name="gen_durable pick"
         )
@@ -215,7 +215,7 @@ class Picker(BackgroundTask):
                 f"its claim cannot be read ({describe_for_log(error)}): look at its signals, children and activities"
             )
             log.error("instance %d of %s: %s", claim.id, claim.machine, reason)
-            self._claims.postpone(self._claims.register_and_cancel_unawaited_children(claim, started), reason)
+            self._claims.postpone_soon(self._claims.register(claim, started), reason)
         if picked.woken_queues:
             self._notifier.wake_queues(picked.woken_queues)
         return picked
@@ -264,7 +264,7 @@ class Picker(BackgroundTask):
                     m for m in (report.next_due, self._scan_positions.seconds_to_full_scan(name)) if m is not None
                 ]
                 if moments:
-                    # schedule_pick_or_wake may have set a nearer moment while the statement was under way.
+                    # schedule_pick_or_wake_others may have set a nearer moment while the statement was under way.
                     slots.due_at = min(slots.due_at, now + max(min(moments), 0.0))
         if picked.claims:
             self._poll_seconds = self._min_poll_seconds
@@ -294,9 +294,9 @@ class Picker(BackgroundTask):
         for queue in picked.woken_queues:
             self._events.emit(RowsUnblocked(queue))
 
-    def _count_demands(self) -> dict[str, int]:
+    def _adapt_prefetch_and_count_demands(self) -> dict[str, int]:
         """How many rows to pick from each queue now; empty if no queue has both capacity and a reason."""
-        if self._committer.unanswered_count > MAX_UNCOMMITTED:
+        if self._committer.unanswered_in_batches > MAX_UNCOMMITTED:
             return {}  # the database does not keep up with the outcomes: claim no more rows
         now = time.monotonic()
         polling = now - self._picked_at >= self._poll_seconds
@@ -314,7 +314,7 @@ class Picker(BackgroundTask):
         Ignores due times of full queues: a slot that falls free wakes the picker, and waking up at once for a due
         time that has passed would spin.
         """
-        if self._committer.unanswered_count > MAX_UNCOMMITTED:
+        if self._committer.unanswered_in_batches > MAX_UNCOMMITTED:
             return UNCOMMITTED_PAUSE
         due = [slots.due_at for slots in self._slots.queues.values() if slots.count_rows_to_pick(self._min_demand)]
         if not due:

@@ -14,7 +14,7 @@ from typing import Final
 from gen_durable.core.background_task import BackgroundTask
 from gen_durable.core.notifier import Notifier
 from gen_durable.engine.crashed_row_slots import MIN_CRASHES, CrashedRowSlots
-from gen_durable.engine.dead_letter_hook import DeadLetterHook
+from gen_durable.engine.dead_letter_hook_caller import DeadLetterHookCaller
 from gen_durable.engine.skipping_batch_runner import SkippingBatchRunner
 from gen_durable.escaping_loggers import get_escaping_logger
 from gen_durable.pg.persistent_connection import PersistentConnection
@@ -54,7 +54,7 @@ class Reaper(BackgroundTask):
         registry: Registry,
         notifier: Notifier,
         events: Events,
-        dead_letters: DeadLetterHook | None,
+        dead_letters: DeadLetterHookCaller | None,
         crashed: CrashedRowSlots,
         fingerprints: SignalDecoderFingerprints,
     ) -> None:
@@ -82,7 +82,9 @@ class Reaper(BackgroundTask):
 
     async def run_once(self) -> float:
         """Reap one batch; a full batch is followed by the next at once."""
-        is_full = await self._reap_runner.run_in_batches(self._reap_batch, REAP_BATCH)
+        is_full = await self._reap_runner.run_one_batch(self._reap_batch, REAP_BATCH)
+        if self._unblocked_up_to is None:  # once per pass over the gates
+            await self._connection.run(self._statements.delete_tickets_of_dead_claims())
         await self._unblock_missed_rows()
         if self._queues and time.monotonic() >= self._rejected_due_at:
             await self._retry_signals_others_rejected()
@@ -100,10 +102,10 @@ class Reaper(BackgroundTask):
         reaped = await self._connection.run(statement)
         self._notifier.act_on_follow_ups(reaped.follow_ups)
         if reaped.claims:
-            self._wake_and_report_reaped(reaped.claims)
+            self._act_on_reaped_claims(reaped.claims)
         return len(reaped.claims)
 
-    def _wake_and_report_reaped(self, claims: list[ReapedClaim]) -> None:
+    def _act_on_reaped_claims(self, claims: list[ReapedClaim]) -> None:
         shown = ", ".join(map(str, sorted(row.id for row in claims)[:LOGGED_IDS])) + (
             ", ..." if len(claims) > LOGGED_IDS else ""
         )
@@ -125,7 +127,7 @@ class Reaper(BackgroundTask):
     async def _unblock_missed_rows(self) -> None:
         """Go through the gates that rows wait at, a few batches per round, and unblock rows that may run."""
         for _ in range(UNBLOCK_BATCHES):
-            await self._unblock_runner.run_in_batches(self._unblock_gate_batch, UNBLOCK_BATCH)
+            await self._unblock_runner.run_one_batch(self._unblock_gate_batch, UNBLOCK_BATCH)
             if self._unblocked_up_to is None:
                 return
 

@@ -19,16 +19,16 @@ from gen_durable.core.claim_and_outcome_encryption import ClaimAndOutcomeEncrypt
 from gen_durable.core.services import Services
 from gen_durable.engine.active_claim import ActiveClaim
 from gen_durable.engine.children_reader import ChildrenReader
+from gen_durable.engine.claim_part_loader import ClaimPartLoader
 from gen_durable.engine.claim_runner import ClaimRunner
 from gen_durable.engine.claim_table import ClaimTable
 from gen_durable.engine.committer import Committer
-from gen_durable.engine.dead_letter_hook import DeadLetterHook
+from gen_durable.engine.dead_letter_hook_caller import DeadLetterHookCaller
 from gen_durable.engine.executor import Executor
 from gen_durable.engine.gc import Gc
 from gen_durable.engine.heartbeat import Heartbeat
 from gen_durable.engine.history_trimmer import HistoryTrimmer
 from gen_durable.engine.journal_action_runner import JournalActionRunner
-from gen_durable.engine.large_claim_reader import LargeClaimReader
 from gen_durable.engine.picker import Picker
 from gen_durable.engine.reaper import Reaper
 from gen_durable.engine.slots import Slots
@@ -132,7 +132,7 @@ class Runtime:
             executor,
             self._transactional,
             self.committer,
-            LargeClaimReader(services.pool, services.statements, services.journal_statements, self._journal),
+            ClaimPartLoader(services.pool, services.statements, services.journal_statements, self._journal),
             registry=self._registry,
             claims=self.claims,
             slots=self.slots,
@@ -170,7 +170,9 @@ class Runtime:
         )
         hook = options.on_dead_letter
         self._dead_letters = (
-            None if hook is None else DeadLetterHook(hook, services.pool, services.statements, services.encryption)
+            None
+            if hook is None
+            else DeadLetterHookCaller(hook, services.pool, services.statements, services.encryption)
         )
         self._upkeep: list[BackgroundTask] = [self._history_trimmer] if options.queues else []
         if options.reap_interval is not None:
@@ -191,9 +193,9 @@ class Runtime:
             statements = services.statements, services.retention_statements
             self._upkeep.append(Gc(self._upkeep_connection, *statements, options, events=services.events))
 
-    def wake(self, queue: str) -> int:
+    def wake_and_get_capacity(self, queue: str) -> int:
         """Pick from a queue. Returns how many more rows this worker could take."""
-        return self.picker.wake(queue)
+        return self.picker.wake_and_get_capacity(queue)
 
     def wake_by_message(self, queue: str) -> None:
         """Pick from a queue because of a message, within the budget for messages."""
@@ -284,7 +286,7 @@ class Runtime:
 
     async def _interrupt_and_release(self, overdue: list[ActiveClaim]) -> None:
         """Interrupt steps and release their rows. A step in a thread cannot be stopped: its row waits for its lease."""
-        stoppable = [active for active in overdue if not active.is_in_thread]
+        stoppable = [active for active in overdue if not active.is_uninterruptible]
         for active in stoppable:
             self.claims.interrupt_or_unbuffer(active)
         tasks = [active.task for active in stoppable if active.task is not None]

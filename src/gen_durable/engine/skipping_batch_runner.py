@@ -29,7 +29,7 @@ class SkippingBatchRunner:
         self._what = what
         self._reported_at = -REPORT_SECONDS
 
-    async def run_in_batches(self, handle_rows: Callable[[int, int], Awaitable[int]], batch: int) -> bool:
+    async def run_one_batch(self, handle_rows: Callable[[int, int], Awaitable[int]], batch: int) -> bool:
         """Call `handle_rows(size, skip)`, which handles up to `size` rows after the first `skip` and returns how many.
 
         Returns whether a full batch was handled, so that more rows may wait.

@@ -103,7 +103,7 @@ class QueueSlots:
         worthwhile = least if has_idle_slot else max(least, self.prefetch // 2)
         return min(capacity, MAX_PICK) if capacity >= worthwhile else 0
 
-    def reset_and_get_expected_rows(self) -> int:
+    def clear_pick_reasons_and_get_expected(self) -> int:
         """Forget the reasons for this pick. Returns how many rows it is expected to find."""
         self.has_work = False
         self.due_at = NEVER
@@ -187,8 +187,8 @@ class Slots:
         if queue is not None and active in queue.buffer:
             queue.buffer.remove(active)
 
-    def lend_slot_during_commit(self, active: ActiveClaim) -> None:
-        """A claim waits for its commit. While steps are short, another claim runs in its slot meanwhile."""
+    def record_step_end_and_lend_slot(self, active: ActiveClaim) -> None:
+        """A step has ended, its claim waits for the commit. While steps are short, another claim runs in its slot."""
         queue = self.queues[active.claim.queue]
         now = time.monotonic()
         queue.pace.record_step_end(now - active.started_at, now)
@@ -221,8 +221,8 @@ class Slots:
         active.has_slot = True
         active.started_at = time.monotonic()
 
-    def schedule_pick_or_wake(self, queue: str, seconds: float) -> None:
-        """A row of a queue becomes due in `seconds`: pick then, or wake the workers that serve the queue."""
+    def schedule_pick_or_wake_others(self, queue: str, seconds: float) -> None:
+        """A row of a queue becomes due in `seconds`: pick then, or wake others now if this worker does not serve it."""
         slots = self.queues.get(queue)
         if slots is None:
             self._notifier.wake(queue)

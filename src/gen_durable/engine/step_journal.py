@@ -189,12 +189,12 @@ class StepJournal:
         if finished is not None:
             return codec.decode(finished)
         try:
-            return (yield from self._call_with_retries(name, invoke, parameters, codec, retry))
+            return (yield from self._call_and_record_with_retries(name, invoke, parameters, codec, retry))
         except BaseException:
             self._used.discard(name)
             raise
 
-    def _call_with_retries(
+    def _call_and_record_with_retries(
         self,
         name: str,
         invoke: CallActivity,

@@ -125,7 +125,7 @@ class TransactionalExecutor:
                     await self._executor.execute_step(claim, entry, may_continue=False, transaction=step_transaction)
                 finally:
                     step_transaction.reject_further_use()
-                    transaction.drop()
+                    transaction.drop_connection()
             finally:
                 self._free.append(connection)
 
@@ -145,7 +145,7 @@ class TransactionalExecutor:
         try:
             flushed = await self._flush_and_commit(transaction, encoded.commit, active.entry)
         except ConnectionLost as error:
-            transaction.drop()
+            transaction.drop_connection()
             found = await self._find_out_if_committed(connection, encoded.commit)
             if found is None:
                 raise _ConnectionBroken(error) from error
@@ -154,7 +154,7 @@ class TransactionalExecutor:
             await transaction.rollback()
             raise
         except BaseException:
-            transaction.drop()
+            transaction.drop_connection()
             raise
         act_on_flush_follow_ups(self._notifier, flushed)
         return encoded, STALE if flushed.stale_ids else CANCEL_REQUESTED if flushed.cancel_requested_ids else COMMITTED
@@ -185,7 +185,8 @@ class TransactionalExecutor:
                 raise _ConnectionBroken(error.error) from error
             raise
         except BaseException:
-            transaction.drop()  # is_in_step stays set: the claim runner must see that user code was interrupted
+            # is_in_step stays set: the claim runner must see that user code was interrupted.
+            transaction.drop_connection()
             raise
         return encoded
 

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, Literal, TypeAlias, TypeVar, cast
 
 from gen_durable.core.services import Services
-from gen_durable.core.start_and_signal_encryption import encrypt_insert_statement, encrypt_signal
+from gen_durable.core.start_and_signal_encryption import encrypt_insert_statement, encrypt_signal_for_target
 from gen_durable.errors import DatabaseRefused, DatabaseUnavailable, GenDurableError, InputError
 from gen_durable.escaping_loggers import get_escaping_logger
 from gen_durable.operations.insert import OnConflict, blocked_rows_of_insert, check_starts
@@ -142,7 +142,7 @@ class CallerTransactionCalls:
                 target = yield self._statements.live_id_of_key(outgoing.key)
             if target is None:
                 return "no_target"
-            outgoing = encrypt_signal(outgoing, target, self._encryption)
+            outgoing = encrypt_signal_for_target(outgoing, target, self._encryption)
         (_, verdict, woken_queue), transaction = yield self._statements.signal(
             outgoing, notify=notify == "in_transaction"
         )

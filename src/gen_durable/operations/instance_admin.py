@@ -39,7 +39,7 @@ class InstanceAdminOperations:
         """
         services = self._services
         statement = services.admin_statements.list(
-            self._encode_filters(filters), decode_cursor(after), check_page_size(limit), payloads=payloads
+            self._check_and_encode_filters(filters), decode_cursor(after), check_page_size(limit), payloads=payloads
         )
         page = await services.statement_runner.run(statement, "list", may_run_twice=True)
         if services.encryption is None:
@@ -59,10 +59,10 @@ class InstanceAdminOperations:
 
     async def count(self, **filters: Unpack[Filters]) -> Count:
         """How many instances match the filters: exact up to 10,000 if 20,000 rows read suffice, else estimated."""
-        statement = self._services.admin_statements.count(self._encode_filters(filters))
+        statement = self._services.admin_statements.count(self._check_and_encode_filters(filters))
         return await self._services.statement_runner.run(statement, "count", may_run_twice=True)
 
-    def _encode_filters(self, filters: Filters) -> str:
+    def _check_and_encode_filters(self, filters: Filters) -> str:
         if self._services.encryption is not None and filters.get("error") is not None:
             raise InputError(
                 "error= cannot search errors that a codec has encrypted: list with other filters and compare last_error"

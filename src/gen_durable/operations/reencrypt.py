@@ -15,7 +15,7 @@ from typing import Final
 from gen_durable.core.services import Services
 from gen_durable.encryption import PayloadEncryption
 from gen_durable.errors import CodecUnavailable, ConfigError, DecodeError
-from gen_durable.store.payloads import PAYLOAD_TABLES, PayloadReplacement, PayloadRow, PayloadStatementBuilder
+from gen_durable.store.reencrypt import PAYLOAD_TABLES, PayloadReplacement, PayloadRow, PayloadStatementBuilder
 
 PAUSE_SECONDS: Final = 0.5
 MAX_PROBLEMS: Final = 20

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from gen_durable.core.services import Services
-from gen_durable.core.start_and_signal_encryption import encrypt_signal
+from gen_durable.core.start_and_signal_encryption import encrypt_signal_for_target
 from gen_durable.errors import InputError, NoTarget, TooLarge
 from gen_durable.handles import Handle, describe_target, parse_target
 from gen_durable.signals import Signal
@@ -46,7 +46,7 @@ async def send_signal(services: Services, outgoing: OutgoingSignal) -> str:
             )
         if target is None:
             break
-        verdict = await _send_and_wake(services, encrypt_signal(outgoing, target, services.encryption))
+        verdict = await _send_and_wake(services, encrypt_signal_for_target(outgoing, target, services.encryption))
         if verdict != "no_target" or outgoing.target is not None:
             return verdict
     return "no_target"

@@ -17,7 +17,7 @@ from gen_durable.operations.start_or_update import (
     make_debounce,
     make_signal_or_start,
     run_start_or_update,
-    signal_or_start_result,
+    signal_result_or_raise,
 )
 from gen_durable.signals import Signal
 from gen_durable.starts import Start, Startable
@@ -127,7 +127,7 @@ class SignalAndDebounceMethods:
             result = await run_start_or_update(self._services, call, "signal")
         else:
             result = await self._in_transaction.start_or_update(connection, call, notify, "signal")
-        return signal_or_start_result(cast("Durable", self), result, call, or_start)
+        return signal_result_or_raise(cast("Durable", self), result, call, or_start)
 
     @overload
     async def debounce(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from gen_durable.core.services import Services
-from gen_durable.core.start_and_signal_encryption import encrypt_for_key_holder, encrypt_for_new_instance
+from gen_durable.core.start_and_signal_encryption import add_encrypted_payload_for_holder, encrypt_keyed_start
 from gen_durable.durations import Duration
 from gen_durable.encryption import PayloadEncryption
 from gen_durable.errors import DatabaseUnavailable, Duplicate, InputError, NoTarget
@@ -85,12 +85,12 @@ def start_or_update_statements(
         only: StartOrUpdateResult = yield start_or_update(call)
         return only
     (new_id,) = yield allocate_ids(1)
-    encrypted = encrypt_for_new_instance(call, new_id, encryption)
+    encrypted = encrypt_keyed_start(call, new_id, encryption)
     for _ in range(HOLDER_TRIES):
         result: StartOrUpdateResult = yield start_or_update(encrypted)
         if result.verdict != "other_holder" or result.target is None:
             return result
-        encrypted = encrypt_for_key_holder(encrypted, call, result.target, encryption)
+        encrypted = add_encrypted_payload_for_holder(encrypted, call, result.target, encryption)
     raise DatabaseUnavailable(f"the holder of key {call.key!r} changed {HOLDER_TRIES} times during the call: try again")
 
 
@@ -125,7 +125,7 @@ async def _run_statements(services: Services, call: StartOrUpdate, operation: st
         answer = await services.statement_runner.run(statement, operation, may_run_twice=may_run_twice)
 
 
-def signal_or_start_result(
+def signal_result_or_raise(
     app: Durable, result: StartOrUpdateResult, call: SignalOrStart, start: Start[R]
 ) -> SignalOrStartResult[Handle[R]]:
     """The result of a call for its caller. Raises `NoTarget` and `TooLarge`."""

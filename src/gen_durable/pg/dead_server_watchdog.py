@@ -17,8 +17,8 @@ from typing import Final
 import asyncpg
 
 from gen_durable.escaping_loggers import get_escaping_logger
+from gen_durable.pg.connector import ConnectionTarget, HostConnection, connect_to_host
 from gen_durable.pg.dsn import Host
-from gen_durable.pg.multi_host_connector import ConnectionTarget, HostConnection, connect_to_host
 
 log = get_escaping_logger("gen_durable.pg")
 PROBE_AFTER: Final = 5.0

@@ -73,7 +73,7 @@ class _Login:
     roles: tuple[str, ...]  # of ours, also through other roles: worker, client, ...
 
 
-async def grant(
+async def grant_role(
     connection: PersistentConnection, schema: Schema, role: InsertRole, login: str, *, grant: Grant, quota: Quota
 ) -> LoginGrants:
     """Grant a role to a login, and store the restriction and the quotas that are given. Returns all that it has."""
@@ -99,7 +99,7 @@ async def grant(
         )
 
 
-async def revoke(connection: PersistentConnection, schema: Schema, role: InsertRole, login: str) -> LoginGrants:
+async def revoke_role(connection: PersistentConnection, schema: Schema, role: InsertRole, login: str) -> LoginGrants:
     """Revoke a role from a login. Its grants and quotas go with the last role of ours that may insert."""
     prefix = await _role_prefix_or_raise(connection, schema)
     async with _transaction(connection, schema) as driver_connection:

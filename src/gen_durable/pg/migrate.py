@@ -117,7 +117,7 @@ async def migrate(
         except (_StatementFailed, asyncpg.PostgresError) as error:
             cause = error.error if isinstance(error, _StatementFailed) else error
             if sqlstate_of(cause) not in _RETRIED or attempt == LOCK_TRIES - 1:
-                raise await _to_library_error(connection, error, schema) from cause
+                raise await _to_library_error_with_lock_holders(connection, error, schema) from cause
             log.info("schema %s is locked by another session, trying again", schema.name)
         except ConnectionLost as error:
             raise DatabaseUnavailable(f"cannot migrate: {error.problem}") from error
@@ -192,7 +192,7 @@ def _split_sql_file(file: SqlFile) -> Iterator[_MigrationStatement]:
         yield _MigrationStatement(file.path, number, sql)
 
 
-async def _to_library_error(
+async def _to_library_error_with_lock_holders(
     connection: PersistentConnection, error: _StatementFailed | asyncpg.PostgresError, schema: Schema
 ) -> Exception:
     """The library's error; a lock that was not granted is reported with its holders."""

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import asyncpg
 
 from gen_durable.escaping_loggers import get_escaping_logger
+from gen_durable.pg.connector import ConnectionTarget, HostConnection, connect_to_first_usable_host
 from gen_durable.pg.dead_server_watchdog import DeadServerWatchdog
 from gen_durable.pg.dsn import may_password_be_in_other_parts
 from gen_durable.pg.error_classifier import ConnectionLost, FaultKind, classify_error, to_connection_lost
-from gen_durable.pg.multi_host_connector import ConnectionTarget, HostConnection, connect_to_first_usable_host
 
 if TYPE_CHECKING:
     from gen_durable.pg.dsn import Host

@@ -103,7 +103,7 @@ class SharedTransaction:
             raise
         return True
 
-    def drop(self) -> None:
+    def drop_connection(self) -> None:
         """Roll back without waiting, by dropping the connection."""
         with contextlib.suppress(Exception):
             self._connection.drop()

@@ -49,7 +49,7 @@ class UninstallResult:
 
 
 async def read_content_to_uninstall(connection: PersistentConnection, schema: Schema) -> ContentToUninstall:
-    """Read the installed content. Raises `SchemaMissing`, `SchemaTooNew` or `SchemaConflict` if it must stay."""
+    """What an uninstall would remove. Raises `SchemaMissing`, `SchemaTooNew` or `SchemaConflict` if it must stay."""
     driver_connection = await _connect_or_raise_unavailable(connection)
     installed = await _read_schema_or_raise(connection, schema)
     return await _read_content(driver_connection, schema, installed)

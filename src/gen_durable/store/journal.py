@@ -14,7 +14,7 @@ from gen_durable.journal import Activity, Checkpoint, Progress, Transition
 from gen_durable.store.python_range_times import clamped_time
 from gen_durable.store.schema import Schema
 from gen_durable.store.statements import PAGE_BYTES, Statement
-from gen_durable.store.types import Installation, Row
+from gen_durable.store.types import Row
 
 CHECKPOINT_FORMAT: Final = 1
 """The format of checkpoints that this version writes, and the newest that it reads."""
@@ -67,7 +67,6 @@ class JournalStatementBuilder:
         "_checkpoint_of",
         "_clear",
         "_history",
-        "_installation",
         "_progress",
         "_report",
         "_trim",
@@ -96,7 +95,6 @@ class JournalStatementBuilder:
             f"select step, branch, fraction, message, {clamped_time('updated_at')}, detail::text "  # noqa: S608
             f"from {s}.progress_of($1,$2)"
         )
-        self._installation = f"select idempotency_prefix, handle_token_key from {s}.installation"  # noqa: S608
 
     def activities_page(self, instance: int, visit: int, after: int) -> Statement[str | None]:
         """The next activities of a visit as JSON, after the number `after`: at most PAGE_BYTES, and at least one."""
@@ -170,10 +168,6 @@ class JournalStatementBuilder:
         return Statement(
             self._progress, (instance, key), lambda rows: [Progress(*_json_columns_to_bytes(row, 5)) for row in rows]
         )
-
-    def installation(self) -> Statement[Installation]:
-        """What identifies this installation."""
-        return Statement(self._installation, (), lambda rows: Installation(str(rows[0][0]), bytes(rows[0][1])))
 
 
 def check_checkpoint_format(written: int) -> None:

@@ -83,6 +83,7 @@ class StatementBuilder:
         "_cascade",
         "_children",
         "_delete_full_buckets",
+        "_delete_tickets",
         "_ends_of",
         "_flush",
         "_gc",
@@ -167,6 +168,7 @@ class StatementBuilder:
         )
         self._release_limit = f"select {s}.release_step_limit($1)"
         self._delete_full_buckets = f"select {s}.delete_full_rate_buckets()"
+        self._delete_tickets = f"select {s}.delete_tickets_of_dead_claims()"
 
     def insert(self, starts: Sequence[Start[Any]], on_conflict: str) -> Statement[list[InsertResult]]:
         return Statement(
@@ -350,6 +352,9 @@ class StatementBuilder:
 
     def delete_full_rate_buckets(self) -> Statement[int]:
         return Statement(self._delete_full_buckets, (), lambda rows: int(rows[0][0]))
+
+    def delete_tickets_of_dead_claims(self) -> Statement[None]:
+        return Statement(self._delete_tickets, (), lambda _rows: None)
 
     def gc(
         self,

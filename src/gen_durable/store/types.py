@@ -24,14 +24,6 @@ ReturnedClaim: TypeAlias = tuple[int, int, float | None, str | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Installation:
-    """What identifies an installation: the first part of idempotency keys, and the secret of handle tokens."""
-
-    idempotency_prefix: str
-    handle_token_key: bytes = field(repr=False)
-
-
-@dataclass(frozen=True, slots=True)
 class FollowUps:
     """What must follow a committed transaction; `Notifier.act_on_follow_ups` does it.
 
@@ -87,7 +79,7 @@ class Claim(msgspec.Struct, eq=False, gc=False):
     step_journal: object = None  # the `StepJournal` of this execution, once used (engine/journal_action_runner.py)
     is_woken_by_deadline: bool = False  # not by a signal or its children
     is_decrypted: bool = False  # by core/claim_and_outcome_encryption.py, if there is a codec
-    # Parts that are too large to come with the claim: engine/large_claim_reader.py reads them before the first step.
+    # Parts that are too large to come with the claim: engine/claim_part_loader.py reads them before the first step.
     is_large: bool = False
     has_unread_inbox: bool = False
     has_unread_children: bool = False

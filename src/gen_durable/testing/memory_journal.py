@@ -45,7 +45,7 @@ class MemoryJournal:
             JournalStatementBuilder(Schema()), Fence(1, 1, 0), msgspec.json.encode(stored).decode()
         )
 
-    def step_journal(self, claim: object, seq: int) -> StepJournal:
+    def get_or_create_step_journal(self, claim: object, seq: int) -> StepJournal:
         """The same journal for every claim."""
         return self._step_journal
 

@@ -24,12 +24,12 @@ from gen_durable.core.services import Services, services_of
 from gen_durable.durations import Duration
 from gen_durable.engine.active_claim import ActiveClaim
 from gen_durable.engine.children_reader import ChildrenReader
+from gen_durable.engine.claim_part_loader import ClaimPartLoader
 from gen_durable.engine.claim_runner import ClaimRunner
 from gen_durable.engine.claim_table import ClaimTable
 from gen_durable.engine.committer import Committer
 from gen_durable.engine.executor import Executor, TransactionalStepRaised, UndecodableState
 from gen_durable.engine.journal_action_runner import JournalActionRunner
-from gen_durable.engine.large_claim_reader import LargeClaimReader
 from gen_durable.engine.outcome_encoder import EncodedOutcome
 from gen_durable.engine.slots import Slots
 from gen_durable.engine.slow_commit_connections import SlowCommitConnections
@@ -147,7 +147,7 @@ class Stepper:
             self._executor,
             self._transactional,
             self._committer,
-            LargeClaimReader(services.pool, services.statements, services.journal_statements, self._journal),
+            ClaimPartLoader(services.pool, services.statements, services.journal_statements, self._journal),
             registry=registry,
             claims=self._claims,
             slots=slots,
@@ -194,7 +194,7 @@ class Stepper:
         """Execute the step of a claim and commit its outcome."""
         self._errors.pop(claim.id, None)
         self._outcomes.pop(claim.id, None)
-        active = self._claims.register_and_cancel_unawaited_children(claim, time.monotonic())
+        active = self._claims.register(claim, time.monotonic())
         await self._finish_cancel_cascades()
         active.task = self._tasks.spawn(self._runner.run_claim(active))
         try:
@@ -323,7 +323,7 @@ class CancelRecordingNotifier(Notifier):
     def wake(self, queue: str, count: int = 1) -> None:
         pass
 
-    def start_cancel_of_children(self, origin: int | None) -> None:
+    def start_cancel_cascade(self, origin: int | None) -> None:
         self.has_children_to_cancel = True
 
     def act_on_follow_ups(self, follow_ups: FollowUps) -> None:

@@ -44,7 +44,7 @@ def aside(dsn: str) -> str:
 
 def install() -> None:
     from gen_durable import client
-    from gen_durable.pg import multi_host_connector as connecting
+    from gen_durable.pg import connector as connecting
     from gen_durable.pg import persistent_connection
 
     connected = connecting.connect_to_first_usable_host

@@ -14,7 +14,7 @@ from typing import Any
 from gen_durable import Durable
 from gen_durable.core.services import services_of
 from gen_durable.operations.caller_transaction_calls import Notify
-from gen_durable.pg.multi_host_connector import connect_to_first_usable_host
+from gen_durable.pg.connector import connect_to_first_usable_host
 from tools.bench.process_main import Parent
 from tools.bench.processes import Run, run_until, start_role
 from tools.bench.result import Result, compare_latencies

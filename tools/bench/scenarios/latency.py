@@ -15,7 +15,7 @@ from typing import Any
 
 from gen_durable import Durable, Finished, Handle, Start, Status
 from gen_durable.core.services import services_of
-from gen_durable.pg.multi_host_connector import connect_to_first_usable_host
+from gen_durable.pg.connector import connect_to_first_usable_host
 from gen_durable.store.types import Commit, OutgoingSignal
 from tools.bench.ceiling import RunStatement, finish, open_runner, pick
 from tools.bench.process_main import Parent

@@ -2,7 +2,7 @@
 --
 -- Returns true if there are more than 10,000, or if their payloads are larger than 100 kB together: a pick is one statement
 -- for all queues of a worker, and must stay short. The worker then reads them page by page (children_page.sql,
--- engine/large_claim_reader.py).
+-- engine/claim_part_loader.py).
 -- Index: instances_parent. Locks: none. Guarded by tests/store/test_claim_size.py.
 create or replace function @schema.children_of_claim(parent bigint, of_round bigint)
 returns jsonb

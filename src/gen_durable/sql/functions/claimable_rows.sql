@@ -1,4 +1,4 @@
--- claimable_rows: of the rows that a pick has found, those that it may claim for `free` slots and ahead of them.
+-- claimable_rows: of the rows that a pick has found, those that it may claim: for `free` slots, and ahead of them.
 --
 -- Parameters: rows in the order in which they will run; how many of them start at once.
 -- Returns the rows up to the first that must not be claimed ahead: one beyond the free slots that would hold a slot or a

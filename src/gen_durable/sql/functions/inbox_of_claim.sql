@@ -1,7 +1,7 @@
 -- inbox_of_claim: the unconsumed signals of an instance, oldest first, as a JSON array, for the claim of the instance.
 --
 -- Returns true if their payloads are larger than 100 kB together, or if they are more than 10,000: a pick is one statement
--- for all queues of a worker, and must stay short. The worker then reads the inbox page by page (inbox_page.sql, engine/large_claim_reader.py).
+-- for all queues of a worker, and must stay short. The worker then reads the inbox page by page (inbox_page.sql, engine/claim_part_loader.py).
 -- Index: signals_inbox. Locks: none. Guarded by tests/store/test_claim_size.py.
 create or replace function @schema.inbox_of_claim(target bigint)
 returns jsonb

@@ -1,5 +1,5 @@
 -- is_permanent_error: whether an error lies in the rows that a statement changes, such as one that a trigger of the user raises,
--- so that the statement fails again with the same rows. The same question as pg/error_classifier.py asks of errors in Python.
+-- so that the statement fails again with the same rows. Not so: errors of connection, server, locks and isolation.
 create or replace function @schema.is_permanent_error(code text)
 returns boolean
 language sql

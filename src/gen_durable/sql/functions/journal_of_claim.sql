@@ -4,7 +4,7 @@
 -- Returns {"activities": [[n, name, finished, result], ...], "checkpoint": [format, version, value]}, where either may
 -- be null, or null if there is neither. A result is JSON as text: an array of numbers takes many times more as jsonb.
 -- `activities` is true if they are larger than 100 kB together: a pick is one statement for all queues of a worker, and
--- must stay short. The worker then reads them page by page (activities_page.sql, engine/large_claim_reader.py). Their stored sizes
+-- must stay short. The worker then reads them page by page (activities_page.sql, engine/claim_part_loader.py). Their stored sizes
 -- are known without reading them; a compressed one counts as a hundred times as large.
 -- pick calls it for rows with has_journal.
 -- Index: primary keys. Locks: none. Guarded by tests/store/test_claim_size.py.

@@ -1,4 +1,5 @@
--- lock_row_for_journal: check the fence of a journal write, which a step makes before its outcome.
+-- lock_row_for_journal: lock the row of a step that writes to its journal before its outcome, if the fence matches, and
+-- set has_journal.
 --
 -- Parameters: id, epoch and seq of the claim as the step received them.
 -- Returns the visit, or null if the claim is lost or the step has been left. The row stays locked until the write

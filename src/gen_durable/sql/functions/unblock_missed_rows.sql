@@ -3,13 +3,12 @@
 -- Parameters: the gate after which to continue, or null to start with the first; how many gates to visit;
 -- how many of them to leave as they are, because they fail the statement.
 -- Returns the last gate visited, or null if no gate is left; the queues of the unblocked rows.
--- Writes only if a row was missed, for example because a delivery had locked it when its gate became free. A call that
--- starts with the first gate deletes the tickets of dead claims first (delete_tickets_of_dead_claims.sql).
+-- Writes only if a row was missed, for example because a delivery had locked it when its gate became free.
 -- A gate that is taken is not locked, so that the many gates of a busy table are visited quickly and no other session
 -- meets their locks: the transaction that frees such a gate unblocks its rows. unblock looks again under the lock.
 -- Index: instances_blocked, stepping from gate to gate; instances_partition, instances_slot.
--- Locks: as delete_tickets_of_dead_claims, then as unblock without waiting, for gates that seem to be free.
--- Guarded by tests/store/test_partition.py (test_the_sweep_finds_what_was_stranded), test_acquire_limit.py.
+-- Locks: as unblock without waiting, for gates that seem to be free.
+-- Guarded by tests/store/test_partition.py (test_the_sweep_finds_what_was_stranded).
 create or replace function @schema.unblock_missed_rows(
   after text, batch int, skip int default 0, out last_gate text, out woken_queues text[]
 )
@@ -26,9 +25,6 @@ declare
   gate text := coalesce(after, '');
   gates text[] := '{}';
 begin
-  if after is null then
-    perform @schema.delete_tickets_of_dead_claims();
-  end if;
   for visited in 1..coalesce(batch, 0) loop
     select i.blocked_on into gate from @schema.instances i where i.blocked_on > gate order by i.blocked_on limit 1;
     exit when not found;

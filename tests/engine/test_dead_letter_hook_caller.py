@@ -1,4 +1,4 @@
-"""DeadLetterHook: one call at a time, each instance once, and nothing left at the end."""
+"""DeadLetterHookCaller: one call at a time, each instance once, and nothing left at the end."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from gen_durable import Durable, Instance, Start, job
 from gen_durable.core.services import services_of
-from gen_durable.engine.dead_letter_hook import DeadLetterHook
+from gen_durable.engine.dead_letter_hook_caller import DeadLetterHookCaller
 from gen_durable.store.statements import Statement, StatementBuilder
 
 TASK = "gen_durable dead letters"
@@ -56,9 +56,9 @@ class Calls:
         self.running -= 1
 
 
-def hook_of(app: Durable, function: Any, statements: StatementBuilder | None = None) -> DeadLetterHook:
+def hook_of(app: Durable, function: Any, statements: StatementBuilder | None = None) -> DeadLetterHookCaller:
     services = services_of(app)
-    return DeadLetterHook(function, services.pool, statements or services.statements, None)
+    return DeadLetterHookCaller(function, services.pool, statements or services.statements, None)
 
 
 async def insert(app: Durable, count: int) -> list[int]:

@@ -10,9 +10,9 @@ import asyncpg
 import pytest
 from tests.support.hosts import Gating, Place, address_of, several
 
-from gen_durable.pg import multi_host_connector as connect_module
+from gen_durable.pg import connector as connect_module
+from gen_durable.pg.connector import ConnectionTarget, connect_to_first_usable_host, connect_to_host
 from gen_durable.pg.dsn import Host, split_dsn_by_host
-from gen_durable.pg.multi_host_connector import ConnectionTarget, connect_to_first_usable_host, connect_to_host
 
 pytestmark = pytest.mark.direct("a connection through a pooler is opened twice")
 TURNS = 20

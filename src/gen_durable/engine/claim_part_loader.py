@@ -1,8 +1,8 @@
-"""Reads the parts of a claim that are too large to come with the pick: its inbox, children and activities.
+"""Loads the parts of a claim that are too large to come with the pick: its inbox, children and activities.
 
-A pick is one statement for all queues of a worker, so what comes with it is small. Large parts are read here, before
-the step, in pages: the event loop decodes one page at a time, and runs other work in between. One claim is read at a
-time, and none while the claims that were read and still run hold MAX_BYTES. Guarded by
+A pick is one statement for all queues of a worker, so what comes with it is small. Large parts are loaded here, before
+the step, in pages: the event loop decodes one page at a time, and runs other work in between. One claim is loaded at a
+time, and none while the claims that were loaded and still run hold MAX_BYTES. Guarded by
 tests/worker/test_large_claims.py.
 """
 
@@ -36,8 +36,8 @@ class UnreadableClaim(Exception):
     """A part of a claim cannot be read."""
 
 
-class LargeClaimReader:
-    """Reads the large claims of one worker."""
+class ClaimPartLoader:
+    """Loads the large parts of one worker's claims, and bounds their bytes."""
 
     def __init__(
         self,
@@ -51,19 +51,19 @@ class LargeClaimReader:
         self._signal_statements = SignalStatementBuilder(statements.schema)
         self._journal_statements = journal_statements
         self._journal = journal
-        self._reading = asyncio.Lock()
+        self._loading = asyncio.Lock()
         self._released = asyncio.Event()
-        self._bytes = 0  # of the claims that were read and still run
+        self._bytes = 0  # of the claims that were loaded and still run
 
     @asynccontextmanager
-    async def read_large_parts(self, claim: Claim) -> AsyncGenerator[None]:
-        """Complete a claim, and count its size until the end of the block. Raises `UnreadableClaim`."""
-        async with self._reading:
+    async def load_parts_within_bound(self, claim: Claim) -> AsyncGenerator[None]:
+        """Complete a claim, and count its bytes until the end of the block. Raises `UnreadableClaim`."""
+        async with self._loading:
             while self._bytes > MAX_BYTES:
                 self._released.clear()
                 await self._released.wait()
             try:
-                size = await self._read_parts(claim)
+                size = await self._load_parts(claim)
             except (ConnectionLost, SqlError) as error:
                 reason = f"its signals, children or activities cannot be read ({describe_for_log(error)})"
                 raise UnreadableClaim(reason) from error
@@ -74,17 +74,18 @@ class LargeClaimReader:
             self._bytes -= size
             self._released.set()
 
-    async def _read_parts(self, claim: Claim) -> int:
+    async def _load_parts(self, claim: Claim) -> int:
+        """Returns the bytes that were loaded, as the methods for each part do."""
         size = 0
         if claim.has_unread_inbox:
-            size += await self._read_inbox(claim)
+            size += await self._load_inbox(claim)
         if claim.has_unread_children:
-            size += await self._read_children(claim)
+            size += await self._load_children(claim)
         if claim.has_unread_activities:
-            size += await self._read_activities(claim)
+            size += await self._load_activities(claim)
         return size
 
-    async def _read_inbox(self, claim: Claim) -> int:
+    async def _load_inbox(self, claim: Claim) -> int:
         """Awaited signals first, then the oldest of the others; those beyond the bounds are left for a later claim."""
         awaits = claim.awaits or []
         awaited = await self._read_signals(claim, MAX_CLAIM_PART, names=awaits) if awaits else []
@@ -109,7 +110,7 @@ class LargeClaimReader:
             after = page[-1].id
         return found
 
-    async def _read_children(self, claim: Claim) -> int:
+    async def _load_children(self, claim: Claim) -> int:
         """Children beyond the bounds are left out altogether: the step reads them page by page."""
         children: list[Child] = []
         size = after = 0
@@ -122,9 +123,9 @@ class LargeClaimReader:
         claim.children = tuple(children)
         return size
 
-    async def _read_activities(self, claim: Claim) -> int:
+    async def _load_activities(self, claim: Claim) -> int:
         try:
-            journal = self._journal.step_journal(claim, claim.seq)
+            journal = self._journal.get_or_create_step_journal(claim, claim.seq)
         except GenDurableError:
             return 0  # the executor meets the same error, and puts the row back with the reason
         after = 0

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 log = get_escaping_logger("gen_durable.worker")
 
 
-class DeadLetterHook:
+class DeadLetterHookCaller:
     """Calls the hook in a task of its own, so that a slow hook does not delay the reaper."""
 
     __slots__ = ("_encryption", "_hook", "_pool", "_statements", "_task", "_threads", "_waiting")

@@ -1,4 +1,4 @@
-"""LargeClaimReader: large parts of claims are read page by page, in order, within bounds, and one claim at a time."""
+"""ClaimPartLoader: large parts of claims are read page by page, in order, within bounds, and one claim at a time."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from tests.support.engine import Engine, opened
 
 from gen_durable import Handle, Signal, job
 from gen_durable.core.services import services_of
-from gen_durable.engine import large_claim_reader as module
+from gen_durable.engine import claim_part_loader as module
+from gen_durable.engine.claim_part_loader import ClaimPartLoader, UnreadableClaim
 from gen_durable.engine.journal_action_runner import JournalActionRunner
-from gen_durable.engine.large_claim_reader import LargeClaimReader, UnreadableClaim
 from gen_durable.engine.step_journal import StepJournal
 from gen_durable.engine.thread_pool import ThreadPool
 from gen_durable.pg.pool import Pool
@@ -53,7 +53,7 @@ class Reading:
         self.e = e
         self.handle = handle
         self.pool = Counting(services.pool)
-        self.reader = LargeClaimReader(
+        self.reader = ClaimPartLoader(
             cast(Any, self.pool),
             services.statements,
             services.journal_statements,
@@ -121,7 +121,7 @@ async def test_an_inbox_ends_with_the_last_signal_that_fits(  # noqa: PLR0917  #
         await r.send(5, 5, 4, 2, 5)  # two pages and a half, the second of which may end too early
         claim = r.claim(has_unread_inbox=True)
         claim.awaits = awaits
-        async with r.reader.read_large_parts(claim):
+        async with r.reader.load_parts_within_bound(claim):
             assert sizes_of(claim) == sizes
             assert r.reader._bytes == sum(sizes)
         assert r.reader._bytes == 0
@@ -139,7 +139,7 @@ async def test_awaited_signals_come_whole_before_the_others(
         await r.e.app.signal(r.handle, late, "x" * 40)
         claim = r.claim(has_unread_inbox=True)
         claim.awaits = ["late"]
-        async with r.reader.read_large_parts(claim):
+        async with r.reader.load_parts_within_bound(claim):
             assert [(received.name, len(received.payload)) for received in claim.inbox] == [
                 ("part", 5),
                 ("part", 5),
@@ -148,7 +148,7 @@ async def test_awaited_signals_come_whole_before_the_others(
         monkeypatch.setattr(module, "MAX_SIGNALS", 1)
         claim = r.claim(has_unread_inbox=True)
         claim.awaits = ["late"]
-        async with r.reader.read_large_parts(claim):
+        async with r.reader.load_parts_within_bound(claim):
             assert [received.name for received in claim.inbox] == ["part", "late"]
 
 
@@ -165,7 +165,7 @@ async def test_children_are_read_whole_or_not_at_all(
     async with reading(dsn, schema) as r:
         await r.start(5)
         claim = r.claim(has_unread_children=True)
-        assert await r.reader._read_parts(claim) == (50 if is_read else 0)
+        assert await r.reader._load_parts(claim) == (50 if is_read else 0)
         if is_read:
             assert claim.children is not None
             assert [child.result for child in claim.children] == ["cdef"] * 5
@@ -186,7 +186,7 @@ async def test_activities_are_read_up_to_twice_the_bound(
         await r.record(2, result)
         claim = r.claim(has_unread_activities=True, journal='{"activities": true}')
         count = min(pages, 2)
-        assert await r.reader._read_parts(claim) == count * len(result)
+        assert await r.reader._load_parts(claim) == count * len(result)
         assert r.pool.statements == (2 if pages == 3 else 1)
         assert isinstance(claim.step_journal, StepJournal)
         assert sorted(claim.step_journal._finished) == [f"a{n + 1}" for n in range(count)]
@@ -196,7 +196,7 @@ async def test_a_journal_that_cannot_be_read_is_left_to_the_executor(dsn: str, s
     """It meets the same error, and puts the row back."""
     async with reading(dsn, schema) as r:
         claim = r.claim(has_unread_activities=True, journal='{"checkpoint": [99, 1, 1], "activities": true}')
-        assert await r.reader._read_parts(claim) == 0
+        assert await r.reader._load_parts(claim) == 0
         assert r.pool.statements == 0
 
 
@@ -206,12 +206,12 @@ async def test_the_sizes_of_all_parts_are_added_up(dsn: str, schema: str) -> Non
         await r.send(7)
         await r.start(2)
         await r.record(1, '"abc"')
-        assert await r.reader._read_parts(r.claim()) == 0
+        assert await r.reader._load_parts(r.claim()) == 0
         assert r.pool.statements == 0
         everything = r.claim(
             has_unread_inbox=True, has_unread_children=True, has_unread_activities=True, journal='{"activities": true}'
         )
-        assert await r.reader._read_parts(everything) == 7 + 20 + 5
+        assert await r.reader._load_parts(everything) == 7 + 20 + 5
 
 
 async def test_a_claim_waits_while_those_that_run_are_too_large_together(
@@ -225,11 +225,11 @@ async def test_a_claim_waits_while_those_that_run_are_too_large_together(
         begun: list[int] = []
 
         async def run(number: int) -> None:
-            async with r.reader.read_large_parts(r.claim(has_unread_inbox=True)):
+            async with r.reader.load_parts_within_bound(r.claim(has_unread_inbox=True)):
                 begun.append(number)
                 await ends[number].wait()
 
-        async with asyncio.timeout(10), r.reader.read_large_parts(r.claim()):
+        async with asyncio.timeout(10), r.reader.load_parts_within_bound(r.claim()):
             pass  # it is released before: what waits must wait for the next release
         tasks = [asyncio.create_task(run(number)) for number in range(3)]
         async with asyncio.timeout(10):
@@ -258,7 +258,7 @@ async def test_an_error_of_the_database_names_what_cannot_be_read(dsn: str, sche
 
         r.reader._signal_statements = cast(Any, Broken())
         with pytest.raises(UnreadableClaim) as raised:
-            async with r.reader.read_large_parts(r.claim(has_unread_inbox=True)):
+            async with r.reader.load_parts_within_bound(r.claim(has_unread_inbox=True)):
                 raise AssertionError("it was not read")
         assert str(raised.value) == (
             "its signals, children or activities cannot be read (DivisionByZeroError, SQLSTATE 22012)"
@@ -266,5 +266,5 @@ async def test_an_error_of_the_database_names_what_cannot_be_read(dsn: str, sche
         assert isinstance(raised.value.__cause__, asyncpg.DivisionByZeroError)
         assert r.reader._bytes == 0
         r.reader._signal_statements = statements
-        async with asyncio.timeout(10), r.reader.read_large_parts(claim := r.claim(has_unread_inbox=True)):
+        async with asyncio.timeout(10), r.reader.load_parts_within_bound(claim := r.claim(has_unread_inbox=True)):
             assert sizes_of(claim) == [7]
