@@ -23,7 +23,8 @@ from tests.support.length import LONG
 from tests.support.schemas import Schemas
 
 from gen_durable.pg.migrate import library_schema_version
-from gen_durable.store import schema as schema_files
+from gen_durable.store import sql_files
+from gen_durable.store.schema import Schema
 
 pytest_plugins = ["tests.support.background_errors"]
 type_cache.install()
@@ -118,11 +119,11 @@ def later_version(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: p
     """Add a migration to the package, as a later release does. Returns its version."""
     if "schema" in request.fixturenames:
         request.getfixturevalue("schema")  # it must be made before, by the present release
-    sql = Path(str(schema_files._SQL.joinpath("migrations"))).parent
+    sql = Path(str(sql_files._SQL.joinpath("migrations"))).parent
     shutil.copytree(sql, tmp_path / "sql")
-    version = library_schema_version(schema_files.Schema()) + 1
+    version = library_schema_version(Schema()) + 1
     (tmp_path / f"sql/migrations/{version:04}_later.sql").write_text("create table @schema.later (id int);\n")
-    monkeypatch.setattr(schema_files, "_SQL", tmp_path / "sql")
+    monkeypatch.setattr(sql_files, "_SQL", tmp_path / "sql")
     return version
 
 

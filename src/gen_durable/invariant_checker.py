@@ -12,7 +12,8 @@ from typing import Final
 
 from gen_durable.pg.installed_schema import read_role_prefix
 from gen_durable.pg.persistent_connection import PersistentConnection, RunStatement
-from gen_durable.store.schema import Schema, checks
+from gen_durable.store.schema import Schema
+from gen_durable.store.sql_files import checks, owner_members_query, roles_check_query
 from gen_durable.store.statements import Statement
 from gen_durable.store.types import Row
 
@@ -74,7 +75,7 @@ async def check_roles(connection: PersistentConnection, schema: Schema, *, show:
     prefix = await read_role_prefix(connection, schema)
     if prefix is None:
         return None
-    statement = Statement(schema.roles_check(prefix), (), _rows_unchanged)
+    statement = Statement(roles_check_query(schema, prefix), (), _rows_unchanged)
     rows = await connection.run_in_transaction(functools.partial(_run_with_fixed_search_path, statement=statement))
     meaning = (
         "Owners and rights are as `gen-durable migrate --roles` makes them. Drop what is not gen_durable's, then run "
@@ -88,7 +89,7 @@ async def find_owner_members(connection: PersistentConnection, schema: Schema, *
     prefix = await read_role_prefix(connection, schema)
     if prefix is None:
         return None
-    statement = Statement(schema.owner_members(prefix), (), _rows_unchanged)
+    statement = Statement(owner_members_query(schema, prefix), (), _rows_unchanged)
     rows = await connection.run_in_transaction(functools.partial(_run_with_fixed_search_path, statement=statement))
     meaning = (
         f"Only the login that migrates needs to be a member of {prefix}_owner, and no service should have that login. "

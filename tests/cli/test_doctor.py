@@ -8,7 +8,8 @@ from typing import Any
 import asyncpg
 import pytest
 
-from gen_durable.store.schema import Schema, checks
+from gen_durable.store.schema import Schema
+from gen_durable.store.sql_files import checks
 
 
 async def plant(dsn: str, schema: str, rows: int) -> None:

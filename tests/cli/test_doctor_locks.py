@@ -7,7 +7,7 @@ from tests.support.store import Store, store
 
 from gen_durable.cli.doctor import _finding_details
 from gen_durable.invariant_checker import Finding, Violation
-from gen_durable.store.schema import checks
+from gen_durable.store.sql_files import checks
 
 __all__ = ["store"]
 

@@ -20,7 +20,7 @@ from tests.support.model import ENDS, Letter, Model, Row
 from tests.support.store import Store
 
 from gen_durable.starts import Start
-from gen_durable.store.schema import checks
+from gen_durable.store.sql_files import checks
 from gen_durable.store.types import Claim, Commit, OutgoingSignal
 from gen_durable.testing.harness_statements import HarnessStatements
 

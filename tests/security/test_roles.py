@@ -38,6 +38,7 @@ from gen_durable.errors import ConfigError, DatabaseRefused, Duplicate, InputErr
 from gen_durable.pg.migrate import migrate
 from gen_durable.pg.persistent_connection import ConnectionTarget, PersistentConnection
 from gen_durable.store.schema import Schema
+from gen_durable.store.sql_files import roles_script
 
 LOGINS = (*GROUPS[1:], "stranger")
 PAYLOADS = {
@@ -466,7 +467,7 @@ async def test_by_somebody_who_is_no_superuser(dsn: str, bare_schema: str, reque
 @pytest.mark.parametrize("prefix", ['x"; drop schema public; --', "Ä", "", "pg_x", "1a", "a" * 49, "x y", "x'"])
 def test_hostile_prefixes(prefix: str) -> None:
     with pytest.raises(ConfigError, match="prefix of roles"):
-        Schema("s").roles_script(prefix)
+        roles_script(Schema("s"), prefix)
 
 
 def test_roles_are_made_by_migrations() -> None:

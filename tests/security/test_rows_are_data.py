@@ -116,7 +116,7 @@ ALLOWED = {
     ("cli/object_importer.py", "importlib"),  # MODULE:NAME, typed by the operator
     ("cli/app.py", "importlib.metadata"),
     ("embedded/binaries.py", "importlib.util"),  # where a wheel is, by a name in the code
-    ("store/schema.py", "importlib.resources"),
+    ("store/sql_files.py", "importlib.resources"),
     ("testing/harness_statements.py", "importlib.resources"),
 }
 

@@ -14,7 +14,7 @@ from gen_durable import Durable
 from gen_durable.errors import DatabaseRefused, SchemaConflict, SchemaMissing
 from gen_durable.pg.migrate import check_schema_version, migrate
 from gen_durable.pg.persistent_connection import ConnectionTarget, PersistentConnection
-from gen_durable.store import schema as schema_files
+from gen_durable.store import sql_files
 from gen_durable.store.schema import Schema
 
 CATALOG = """
@@ -125,7 +125,7 @@ async def test_an_unreleased_layout_is_refused(dsn: str, bare_schema: str, sql: 
 async def test_an_error_names_file_and_statement(dsn: str, schema: str, later_version: int) -> None:
     """A later migration whose second statement fails leaves nothing behind."""
     async with connected(dsn) as connection:
-        file = schema_files._SQL.joinpath(f"migrations/{later_version:04}_later.sql")
+        file = sql_files._SQL.joinpath(f"migrations/{later_version:04}_later.sql")
         sql = "create table @schema.later (id int);\n\n-- Why.\ncreate index i\n  on @schema.missing (id);\n"
         file.write_text(sql)  # type: ignore[attr-defined]
         with pytest.raises(DatabaseRefused) as caught:
@@ -141,7 +141,7 @@ async def test_an_error_names_file_and_statement(dsn: str, schema: str, later_ve
 async def test_an_error_repeats_no_value(dsn: str, schema: str, later_version: int) -> None:
     """The server's message may quote data of a row; then only its type and SQLSTATE are shown."""
     async with connected(dsn) as connection:
-        file = schema_files._SQL.joinpath(f"migrations/{later_version:04}_later.sql")
+        file = sql_files._SQL.joinpath(f"migrations/{later_version:04}_later.sql")
         file.write_text("select fsm::int from @schema.instances;\n")  # type: ignore[attr-defined]
         await connection.run_script(f"insert into {schema}.instances (fsm, step) values ('canary', 's')")
         with pytest.raises(DatabaseRefused, match="22P02") as caught:

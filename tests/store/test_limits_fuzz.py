@@ -16,7 +16,7 @@ from tests.support.store import Store
 
 from gen_durable.limits import Concurrency, Limit, Rate
 from gen_durable.starts import Start
-from gen_durable.store.schema import checks
+from gen_durable.store.sql_files import checks
 from gen_durable.store.types import Claim, Commit
 
 QUEUES = ["a", "b", "c"]

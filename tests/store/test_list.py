@@ -15,6 +15,7 @@ from gen_durable.instances import Instance
 from gen_durable.listing import Count, Page, decode_cursor, encode_filters
 from gen_durable.starts import Start
 from gen_durable.store.row_decoder import decode_instance
+from gen_durable.store.sql_files import metadata_index_script
 from gen_durable.store.statements import Statement
 
 NOW = datetime.now(UTC)
@@ -226,7 +227,7 @@ def test_metadata_index(zoo: Store) -> None:
         " from generate_series(1, 100) n"
     )
     assert cut(zoo, None, 5, 50, metadata={"tenant": "acme"}) == ([], 151)
-    zoo.sql(zoo.schema.metadata_index_script)
+    zoo.sql(metadata_index_script(zoo.schema))
     zoo.sql("select @schema.has_metadata_index()")
     assert cut(zoo, None, 5, 50, metadata={"tenant": "acme"}) == ([8, 7], None)
     assert cut(zoo, None, 1, 50, metadata={"tenant": "acme"}) == ([8], 8)

@@ -19,7 +19,7 @@ from gen_durable.pg.installed_schema import InstalledSchema, read_installed_sche
 from gen_durable.pg.migrate import check_schema_version, library_schema_version, make_migration_script, migrate
 from gen_durable.pg.persistent_connection import ConnectionTarget, PersistentConnection
 from gen_durable.starts import Start
-from gen_durable.store import schema as schema_files
+from gen_durable.store import sql_files
 from gen_durable.store.schema import Schema
 from gen_durable.store.statements import Statement, StatementBuilder
 
@@ -132,7 +132,7 @@ async def test_a_table_that_is_locked_is_tried_again(
     dsn: str, schema: str, later_version: int, pauses: list[float]
 ) -> None:
     """Meanwhile its lock is given up. In the end the error names the statement."""
-    file = schema_files._SQL.joinpath(f"migrations/{later_version:04}_later.sql")
+    file = sql_files._SQL.joinpath(f"migrations/{later_version:04}_later.sql")
     file.write_text("alter table @schema.instances add column later int;\n")  # type: ignore[attr-defined]
     link = PersistentConnection(ConnectionTarget(dsn))
     try:

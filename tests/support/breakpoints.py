@@ -14,7 +14,8 @@ import re
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
-from gen_durable.store.schema import Schema, functions
+from gen_durable.store.schema import Schema
+from gen_durable.store.sql_files import functions
 
 _FUNCTION = re.compile(r"create or replace function (?P<head>[^;]*?)\nas \$\$\n(?P<body>.*?)\n\$\$;", re.DOTALL)
 _INLINED = re.compile(r"create or replace function [^;]*?\nreturn [^;]*;")

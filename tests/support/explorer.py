@@ -24,7 +24,8 @@ import asyncpg
 from tests.support.schedules import Sample, Schedules
 from tests.support.sessions import READ_COMMITTED, SESSION, At, Call, Connection, Session
 
-from gen_durable.store.schema import Schema, checks
+from gen_durable.store.schema import Schema
+from gen_durable.store.sql_files import checks
 
 __all__ = ["READ_COMMITTED", "End", "Explorer", "Fault", "Report", "Sample"]
 

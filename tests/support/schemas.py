@@ -19,7 +19,8 @@ import psycopg
 from gen_durable.errors import DatabaseUnavailable
 from gen_durable.pg.migrate import migrate
 from gen_durable.pg.persistent_connection import ConnectionTarget, PersistentConnection
-from gen_durable.store.schema import Schema, checks
+from gen_durable.store.schema import Schema
+from gen_durable.store.sql_files import checks
 
 Problems = dict[str, list[tuple[int, str]]]
 

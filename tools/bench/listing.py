@@ -28,6 +28,7 @@ from gen_durable.pg.migrate import migrate
 from gen_durable.pg.persistent_connection import ConnectionTarget, PersistentConnection
 from gen_durable.store.instance_admin import InstanceAdminStatementBuilder
 from gen_durable.store.schema import Schema
+from gen_durable.store.sql_files import metadata_index_script
 from gen_durable.store.statements import Statement
 from tools.bench.server import serve
 
@@ -154,7 +155,7 @@ async def main(options: argparse.Namespace, console: Console) -> bool:
         cases = filter_cases(rows, parent, datetime.now(UTC))
         timed = [await measure(connection, schema, name, what, options.rounds) for name, what in cases]
         if options.metadata_index:
-            await migration_connection.run_script(schema.metadata_index_script)
+            await migration_connection.run_script(metadata_index_script(schema))
             timed += [
                 await measure(connection, schema, f"{name}, with its index", what, options.rounds)
                 for name, what in cases

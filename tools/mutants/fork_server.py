@@ -37,13 +37,13 @@ def main() -> None:
 def run(job: dict[str, Any]) -> int:
     import pytest
 
-    from gen_durable.store import schema
+    from gen_durable.store import sql_files
 
     with Path(job["output"]).open("w") as out:
         for stream in (0, 1, 2):
             os.dup2(out.fileno(), stream)
         if job["sql"] is not None:
-            schema._SQL = Path(job["sql"])
+            sql_files._SQL = Path(job["sql"])
         # What is imported already is not rewritten: its asserts say less, and nobody reads them here.
         quiet = ["-W", "ignore::pytest.PytestAssertRewriteWarning", "-p", "no:cacheprovider"]
         code = int(pytest.main(["-x", "-q", "-p", "tools.mutants.plugin", *quiet, *job["tests"]]))

@@ -20,6 +20,7 @@ from gen_durable.pg.migrate import (
 )
 from gen_durable.pg.migrate import migrate as apply
 from gen_durable.store.schema import ROLES, Schema
+from gen_durable.store.sql_files import metadata_index_script
 
 
 @exit_on_expected_errors
@@ -68,7 +69,7 @@ async def _migrate_and_print_result(dsn: str | None, schema: Schema, *, index: b
             names = ", ".join(f"{roles}_{role}" for role in ROLES if role != "owner")
             print_line(f"schema {schema.name}: grant {names} to the logins that need them")
         if index:
-            await database.connection.run_script(schema.metadata_index_script)
+            await database.connection.run_script(metadata_index_script(schema))
             print_line(f"schema {schema.name}: metadata is indexed")
 
 
@@ -86,7 +87,7 @@ async def _print_migration_sql(dsn: str | None, schema: Schema, *, index: bool, 
         print_line(f"-- gen_durable: schema {schema.name} from version {found} to {newest}")
         print_multi_line_text(f"begin;\n{SETTINGS};\n\n{text}\ncommit;")
     if index:
-        print_multi_line_text(f"{schema.metadata_index_script.rstrip()};")
+        print_multi_line_text(f"{metadata_index_script(schema).rstrip()};")
 
 
 async def _read_installed_or_assume_empty(dsn: str | None, schema: Schema) -> tuple[int, str | None]:

@@ -13,7 +13,8 @@ from typing import Any, Final
 from gen_durable.errors import SchemaConflict
 from gen_durable.pg.persistent_connection import PersistentConnection
 from gen_durable.pg.pool import Pool
-from gen_durable.store.schema import Schema, migrations
+from gen_durable.store.schema import Schema
+from gen_durable.store.sql_files import migrations
 from gen_durable.store.statements import Statement
 from gen_durable.store.types import Row
 

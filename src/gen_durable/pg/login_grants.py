@@ -19,6 +19,7 @@ from gen_durable.pg.error_classifier import message_of, sqlstate_of
 from gen_durable.pg.migrate import SETTINGS, check_schema_version
 from gen_durable.pg.persistent_connection import PersistentConnection
 from gen_durable.store.schema import ROLES, Schema
+from gen_durable.store.sql_files import live_index_script
 
 InsertRole = Literal["producer", "client"]
 _INSERT_ROLES: Final[tuple[InsertRole, ...]] = ("producer", "client")
@@ -193,7 +194,7 @@ async def _ensure_live_index(connection: PersistentConnection, schema: Schema) -
     try:
         if await driver_connection.fetchval(_IS_INDEX_BROKEN, schema.name):
             await driver_connection.execute(schema.render("drop index concurrently @schema.instances_live_of_login"))
-        await driver_connection.execute(schema.live_index_script)
+        await driver_connection.execute(live_index_script(schema))
     except asyncpg.PostgresError as error:
         raise _to_library_error(error, schema) from error
 

@@ -30,7 +30,8 @@ from gen_durable.pg.installed_schema import InstalledSchema, read_installed_sche
 from gen_durable.pg.lock_holders import describe_lock_holders, find_lock_holders
 from gen_durable.pg.persistent_connection import PersistentConnection
 from gen_durable.pg.pool import Pool
-from gen_durable.store.schema import Migration, Schema, SqlFile, functions, migrations, views
+from gen_durable.store.schema import Schema
+from gen_durable.store.sql_files import Migration, SqlFile, functions, migrations, roles_script, views
 from gen_durable.store.sql_splitter import split_sql_statements
 
 log = get_escaping_logger("gen_durable.migrate")
@@ -162,7 +163,7 @@ async def lock_and_read_installed_schema(connection: PersistentConnection, schem
 def list_roles_sql_files(schema: Schema, prefix: str, *, functions_installed: bool) -> list[SqlFile]:
     """The SQL that creates and grants the roles: it accepts only functions that its own transaction has installed."""
     again = [] if functions_installed else [*views(schema), *functions(schema)]
-    return [*again, SqlFile("roles.sql", schema.roles_script(prefix))]
+    return [*again, SqlFile("roles.sql", roles_script(schema, prefix))]
 
 
 def _list_sql_files_to_apply(schema: Schema, current: int) -> list[SqlFile]:

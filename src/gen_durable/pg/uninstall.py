@@ -19,7 +19,8 @@ from gen_durable.pg.installed_schema import SHOWN_OBJECTS, InstalledSchema, read
 from gen_durable.pg.lock_holders import describe_lock_holders, find_lock_holders
 from gen_durable.pg.migrate import LOCK_TIMED_OUT, SETTINGS, check_may_migrate, lock_and_read_installed_schema
 from gen_durable.pg.persistent_connection import PersistentConnection
-from gen_durable.store.schema import ROLES, OwnObjects, Schema, own_objects
+from gen_durable.store.schema import ROLES, Schema
+from gen_durable.store.sql_files import OwnObjects, own_objects
 
 _DEPENDENTS_EXIST: Final = "2BP01"
 _NO_RIGHT: Final = "42501"
