@@ -78,9 +78,10 @@ declare
     'activities_page', 'cancel_requests_of', 'heartbeat', 'reap', 'unblock_missed_rows', 'release_claims', 'gc',
     'gc_rows_with_own_retention', 'gc_unused_ids', 'declare_retentions', 'declared_retentions', 'trim_history',
     'count_due_unknown_steps', 'unlocked_ids', 'set_limit', 'limit_states', 'acquire_step_limit', 'release_step_limit',
-    'delete_full_rate_buckets', 'delete_tickets_of_dead_claims', 'record_checkpoint', 'clear_checkpoint', 'record_activity', 'record_progress', 'history_of',
-    'activities_of', 'checkpoint_of', 'instances_of', 'list', 'count', 'count_taken_slots',
-    'reject_signals_and_release_claims', 'retry_signals_others_rejected', 'signals_of', 'rejected_signals'
+    'delete_full_rate_buckets', 'delete_tickets_of_dead_claims', 'record_checkpoint', 'clear_checkpoint',
+    'record_activity', 'record_progress', 'history_of', 'activities_of', 'checkpoint_of', 'instances_of', 'list', 'count',
+    'count_taken_slots', 'reject_signals_and_release_claims', 'retry_signals_others_rejected', 'signals_of',
+    'rejected_signals'
   ];
   admin constant text[] := client || viewer || array[
     'retry', 'delete_instance', 'set_limit', 'remove_limit', 'restore_signals', 'delete_signals',
