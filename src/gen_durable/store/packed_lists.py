@@ -26,7 +26,7 @@ def numbers_array_sql(number: int) -> str:
     return f"${number}::pg_catalog.text::bigint[]"
 
 
-def encode_number_array(numbers: list[int]) -> str:
+def join_numbers(numbers: list[int]) -> str:
     """Integers for `numbers_array_sql`."""
     return "{" + ",".join(map(str, numbers)) + "}"
 

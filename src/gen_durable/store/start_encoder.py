@@ -34,7 +34,7 @@ INSERT_COLUMNS: Final = ",".join(
         names_array_sql(5),
     )
 )
-"""The first arguments of `insert.sql`, as `insert_columns` packs them."""
+"""The first arguments of `insert.sql`, as `insert_parameters` packs them."""
 
 
 def encode_limits(limits: Sequence[Limit]) -> str:

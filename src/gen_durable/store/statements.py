@@ -18,9 +18,9 @@ from gen_durable.starts import Start
 from gen_durable.store.packed_lists import (
     JSON,
     empty_if_all_none,
-    encode_number_array,
     join_jsons,
     join_names,
+    join_numbers,
     names_array_sql,
     numbers_array_sql,
 )
@@ -237,9 +237,9 @@ class StatementBuilder:
         return Statement(
             self._flush,
             (
-                encode_number_array([c.id for c in commits]),
-                encode_number_array([c.epoch for c in commits]),
-                encode_number_array([c.seq for c in commits]),
+                join_numbers([c.id for c in commits]),
+                join_numbers([c.epoch for c in commits]),
+                join_numbers([c.seq for c in commits]),
                 " ".join([c.kind for c in commits]),
                 join_names([c.step for c in commits]),
                 [c.value for c in commits],
