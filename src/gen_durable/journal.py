@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final, Literal, TypeAlias, get_args
 
-from gen_durable.errors import DefinitionError, InputError
+from gen_durable.errors import DecodeError, DefinitionError, InputError
 from gen_durable.json_codec import decode_untyped_payload
 
 History: TypeAlias = Literal["off", "transitions", "states"]
@@ -90,7 +90,10 @@ class Activity:
     @property
     def parameters(self) -> dict[str, Any]:
         """The arguments of the call by parameter name, as plain JSON values."""
-        return dict(decode_untyped_payload(self.raw_parameters))
+        found = decode_untyped_payload(self.raw_parameters)
+        if not isinstance(found, dict):
+            raise DecodeError(f"the stored parameters of activity {self.name!r} are not an object")
+        return found
 
     @property
     def result(self) -> Any:

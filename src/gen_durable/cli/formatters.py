@@ -36,8 +36,8 @@ def decode_payload_as_stored(raw: bytes | None) -> object:
     """A payload for --json, as it is stored: an encrypted one stays encrypted."""
     try:
         return None if raw is None else json.loads(raw)
-    except RecursionError:
-        return f"(JSON of {len(raw or b''):,} bytes, nested too deep to be read)"
+    except (RecursionError, ValueError):  # ValueError: a number of more than 4,300 digits
+        return f"(JSON of {len(raw or b''):,} bytes that cannot be read: nested too deep, or a number is too long)"
 
 
 def format_unique_key(key: bytes | None) -> str | None:

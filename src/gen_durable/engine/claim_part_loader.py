@@ -15,7 +15,8 @@ from typing import Final
 
 from gen_durable.context import Child
 from gen_durable.engine.journal_action_runner import JournalActionRunner
-from gen_durable.errors import GenDurableError
+from gen_durable.errors import DecodeError, GenDurableError
+from gen_durable.outcomes import describe_error
 from gen_durable.pg.error_classifier import ConnectionLost, SqlError, describe_for_log
 from gen_durable.pg.pool import Pool
 from gen_durable.signals import Received
@@ -126,13 +127,16 @@ class ClaimPartLoader:
     async def _load_activities(self, claim: Claim) -> int:
         try:
             journal = self._journal.get_or_create_step_journal(claim, claim.seq)
-        except GenDurableError:
+        except (GenDurableError, RecursionError):  # RecursionError: a checkpoint that is nested too deep
             return 0  # the executor meets the same error, and puts the row back with the reason
         after = 0
         while page := await self._pool.run_idempotent(
             self._journal_statements.activities_page(claim.id, claim.visit, after)
         ):
-            after = journal.load_activities_page(page)
+            try:
+                after = journal.load_activities_page(page)
+            except DecodeError as error:  # as the executor does with the activities that come with a claim
+                raise UnreadableClaim(describe_error(error)) from error
             if journal.size > 2 * MAX_CLAIM_PART:
                 break  # no worker records as much: the text of jsonb is at most twice as long
         return journal.size
