@@ -17,6 +17,8 @@ from tests.support.fuzz_values import Values
 from tests.support.length import short_or_long
 from tests.support.machine import M
 from tests.support.roles import logins
+from tests.support.rows_of_others import COMPARED, RowsOfOthers
+from tools.hostile.rows_of_others import CHANGED_BY_CLIENTS
 
 pytestmark = pytest.mark.scaled
 CALLS = int(os.environ.get("FUZZ_CALLS") or short_or_long(8, 40))  # of each function, by each role
@@ -30,7 +32,6 @@ GOOD = ("GD", "22", "54", "42501", "57014", "40001")
 GOOD_FOR_TRUSTED = (*GOOD, "21000", "23502", "23514")
 # A function that stumbles over a null says so: these come from its code, not from the input.
 INTERNAL = ("dimension values", "FOR loop", "SQL identifier", "case not found", "cache lookup", "null array")
-OTHERS = "select md5(string_agg(i::text, ' ' order by i.id)) from @.instances i where inserted_by = %s"
 
 
 @pytest.fixture
@@ -93,23 +94,27 @@ class Fuzz:
         return wrong
 
 
-def others(connection: psycopg.Connection[Any], schema: str) -> Any:
-    owner = connection.execute(
-        "select oid::bigint from pg_roles where rolname = %s", [f"{schema}_l_client2"]
-    ).fetchone()
-    assert owner is not None
-    return connection.execute(OTHERS.replace("@", f'"{schema}"').encode(), [owner[0]]).fetchone()
-
-
 def test_limited_roles(dsn: str, schema: str, dsns: dict[str, str]) -> None:
-    """What they write stays: rows of others do not change, the doctor finds nothing, and a worker drains the rest."""
+    """What they write stays: rows of others do not change in any table, and the doctor finds nothing."""
     fuzz = Fuzz(dsn, schema, dsns)
     with psycopg.connect(dsn, autocommit=True) as admin:
-        before = others(admin, schema)
+        others = RowsOfOthers(admin, schema, f"{schema}_l_client2")
+        others.make()
+        before = others.digests()
         for login in ("stranger", "producer", "reader", "viewer"):
             assert fuzz.call(login, CALLS, keep=True, good=GOOD) == [], f"seed {fuzz.seed}"
-            assert others(admin, schema) == before, (login, fuzz.seed)
+            assert others.digests() == before, (login, fuzz.seed)
         assert fuzz.call("client", CALLS, keep=True, good=GOOD) == [], f"seed {fuzz.seed}"
+        after = others.digests()
+        changed = {table for table in before if after[table] != before[table]}
+        assert changed <= CHANGED_BY_CLIENTS, f"seed {fuzz.seed}"
+        others.remove_unfinished()
+
+
+def test_rows_of_others_are_compared_in_every_table(dsn: str, schema: str, dsns: dict[str, str]) -> None:
+    """A new table joins the comparison of this module and of `make hostile`."""
+    with psycopg.connect(dsn, autocommit=True) as admin:
+        assert RowsOfOthers(admin, schema, f"{schema}_l_client2").tables() == COMPARED
 
 
 def test_trusted_roles(dsn: str, schema: str, dsns: dict[str, str]) -> None:

@@ -13,7 +13,7 @@ from tools.hostile.run import FACTOR, Run
 @pytest.fixture
 def dsns(dsn: str, schema: str) -> Iterator[dict[str, str]]:
     with logins(dsn, schema) as found:
-        yield found | {"load": found["client2"]}
+        yield found | {"load": found["client2"], "owner": dsn}
 
 
 @pytest.mark.slow

@@ -49,7 +49,9 @@ async def run(given: argparse.Namespace, seed: int) -> Figures:
                 await server.admin.execute(f"grant {schema}_{role} to {login}")
             dsns[name] = urlunsplit(parts._replace(netloc=f"{login}:{password}@{place}"))
         await restrict_partition_keys(server.dsn, schema, dsns)
-        return await Run(schema, dsns).go(given.minutes * 60, given.phases, seed, tuple(given.without))
+        return await Run(schema, dsns | {"owner": server.dsn}).go(
+            given.minutes * 60, given.phases, seed, tuple(given.without)
+        )
 
 
 def main() -> int:

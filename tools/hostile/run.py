@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
+from urllib.parse import urlsplit
 
 import asyncpg
 
@@ -31,13 +32,17 @@ from gen_durable import (
 )
 from gen_durable.errors import GenDurableError
 from tools.hostile.attacks import CANARY, HELD, ROLES
+from tools.hostile.rows_of_others import digest_sql, login_sql
 
 FACTOR = 8.0
 """How much longer the normal load may take under attack (p50), at most; SECURITY.md has the measured value."""
 AT_ONCE = 4
 PATIENCE = 20.0
 
+FILLED = ("signals", "transitions", "activities", "checkpoints", "progress")
+
 go = Signal("go", str)
+other = Signal("other", str)  # never awaited: it stays in the inbox
 
 
 class Load(Machine):
@@ -51,6 +56,26 @@ class Load(Machine):
     async def answer(self, secret: str, ctx: Context) -> Outcome[str]:
         taken: str | None = ctx.take(go)
         return Done(f"{secret}/{taken}")
+
+
+class Held(Machine, history="states"):
+    """An instance with a row in every table of the journal, which waits during the whole run."""
+
+    @step
+    async def start(self, secret: str, ctx: Context) -> Outcome[str]:
+        await ctx.run("keep", keep, secret)
+        await ctx.checkpoint(secret)
+        ctx.progress(0.5, secret, detail=secret)
+        return Await(go, then=self.answer, state=secret)
+
+    @step
+    async def answer(self, secret: str, ctx: Context) -> Outcome[str]:
+        taken: str | None = ctx.take(go)
+        return Done(f"{secret}/{taken}")
+
+
+def keep(secret: str) -> str:
+    return secret
 
 
 @dataclass(slots=True)
@@ -84,7 +109,7 @@ def percentile(values: list[float], share: float) -> float:
 
 
 class Run:
-    """One run on a schema with roles; `dsns` has a DSN for each role, and for `load` and `worker`."""
+    """One run on a schema with roles; `dsns` has a DSN for each role, for `load`, `worker`, and `owner`, a superuser."""
 
     def __init__(self, schema: str, dsns: Mapping[str, str]) -> None:
         self._schema = schema
@@ -101,9 +126,10 @@ class Run:
         async with (
             client as app,
             service as engine,
-            Worker(engine, machines=[Load()], queues={"default": 16}, limits=limits),
+            Worker(engine, machines=[Load(), Held()], queues={"default": 16}, limits=limits),
         ):
-            held = [await app.insert(Load.start, CANARY, unique_key=f"held-{n}") for n in range(HELD)]
+            held = [await app.insert(Held.start, CANARY, unique_key=f"held-{n}") for n in range(HELD)]
+            before = await self._fill_held(held)
             for phase in range(phases * 2):
                 is_attacked = phase % 2 == 1
                 attackers = await self._start(seed + phase, without) if is_attacked else []
@@ -117,6 +143,7 @@ class Run:
                     self.figures.attacked_seconds += took
                 else:
                     self.figures.quiet_seconds += took
+            await self._compare(held, before)
             await self._end_held(held)
         await self._account()
         return self.figures
@@ -144,6 +171,35 @@ class Run:
             latencies.append(time.monotonic() - began)
             if end != Finished(handle.id, f"{CANARY}-{number}/{CANARY}-go"):
                 self.figures.problems.append(f"instance {number} ended as {type(end).__name__}")
+
+    async def _fill_held(self, held: list[Handle[str]]) -> dict[str, tuple[int, str]]:
+        """Digests of the rows of the held instances, once each has some in every table of the journal."""
+        for handle in held:
+            await handle.signal(other, CANARY)
+        async with asyncio.timeout(PATIENCE):
+            while True:
+                found = await self._digests(held)
+                if all(found[table][0] >= HELD for table in FILLED):
+                    return found
+                await asyncio.sleep(0.1)
+
+    async def _digests(self, held: list[Handle[str]]) -> dict[str, tuple[int, str]]:
+        """The number and the digest of the rows of the held instances, and of the shared rows, by table."""
+        login = urlsplit(self._dsns["load"]).username or ""
+        ids = ", ".join(str(handle.id) for handle in held)
+        connection = await asyncpg.connect(self._dsns["owner"])
+        try:
+            number = await connection.fetchval(login_sql(login))
+            rows = await connection.fetch(digest_sql(self._schema, number, f"i.id in ({ids})"))
+        finally:
+            await connection.close()
+        return {row[0]: (row[1], row[2]) for row in rows}
+
+    async def _compare(self, held: list[Handle[str]], before: dict[str, tuple[int, str]]) -> None:
+        after = await self._digests(held)
+        changed = [table for table in before if after[table] != before[table]]
+        if changed:
+            self.figures.problems.append(f"rows of held instances have changed in {', '.join(changed)}")
 
     async def _end_held(self, held: list[Handle[str]]) -> None:
         """The instances whose keys and ids the attackers knew are as they were, and take their signal."""
@@ -187,7 +243,7 @@ class Run:
         finally:
             await connection.close()
         found = {row[0]: row[1] for row in rows}
-        expected = len(self.figures.quiet) + len(self.figures.attacked) + HELD
+        expected = len(self.figures.quiet) + len(self.figures.attacked)
         if found != {"done": expected} and not self.figures.problems:
             self.figures.problems.append(f"the table has {found}, the load has counted {expected} that are done")
 
