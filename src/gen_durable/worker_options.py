@@ -15,6 +15,7 @@ from gen_durable.unknown_options import unknown_option_error
 from gen_durable.validation import check_delay, check_name, check_positive_duration
 
 MIN_MAX_CRASHES: Final = 3
+MAX_CLAIMS: Final = 50_000  # half of what one call takes (require_max_elements.sql): queues also claim ahead
 OnDeadLetter: TypeAlias = Callable[[Instance], Awaitable[None] | None]
 """The hook that a worker calls with an instance which its reaper has failed after `max_crashes`."""
 
@@ -130,6 +131,12 @@ class WorkerOptions:
             raise ConfigError(
                 f"max_poll_interval ({self.max_poll_interval}) must not be below poll_interval ({self.poll_interval}): "
                 "it is the ceiling that idle polling backs off to"
+            )
+        claims = sum(self.concurrency_by_queue.values()) + (self.prefetch or 0) * len(self.queues)
+        if claims > MAX_CLAIMS:
+            raise ConfigError(
+                f"the queues can hold {claims:,} rows (concurrency + prefetch), a worker at most {MAX_CLAIMS:,}: "
+                "use several workers"
             )
         for name, slots in self.concurrency_by_queue.items():
             rows = slots + (self.prefetch or 0)

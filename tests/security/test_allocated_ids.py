@@ -144,3 +144,50 @@ async def test_a_callers_transaction_keeps_its_ids_to_itself(engine: Opening, ds
         await connection.close()
         assert (await e.app.get(handle)).state == {"text": "2", "count": 0}
         assert await e.rows.fetch("select id from @.allocated_ids") == []
+
+
+def draw(connection: psycopg.Connection[Any], schema: str) -> list[int]:
+    row = connection.execute(f"select {schema}.allocate_ids(3)".encode()).fetchone()
+    assert row is not None
+    return list(row[0])
+
+
+def restrict(admin: psycopg.Connection[Any], schema: str, login: str, quota: str) -> None:
+    admin.execute(
+        f"insert into {schema}.restricted_logins (login, login_name, max_live) "
+        f"select oid, rolname, {quota} from pg_roles where rolname = '{schema}_l_{login}'".encode()
+    )
+
+
+@pytest.mark.direct(reason="logins of its own")
+def test_a_login_with_a_quota_keeps_few_unused_ids(dsn: str, schema: str) -> None:
+    """Those among the last million ids; logins without a quota, also with a grant, keep theirs for a day."""
+    with logins(dsn, schema) as dsns, psycopg.connect(dsn, autocommit=True) as admin:
+        restrict(admin, schema, "producer", "10")
+        restrict(admin, schema, "producer2", "null")
+        kept: list[int] = []
+        for login in ("client", "producer2", "producer"):
+            with psycopg.connect(dsns[login], autocommit=True) as own:
+                old = draw(own, schema)
+                admin.execute(f"select setval('{schema}.instances_id_seq', {old[-1]} + 900000)".encode())
+                recent = draw(own, schema)
+                admin.execute(f"select setval('{schema}.instances_id_seq', {old[-1]} + 1100000)".encode())
+                kept += ([] if login == "producer" else old) + recent + draw(own, schema)
+        rows = admin.execute(f"select id from {schema}.allocated_ids order by id".encode()).fetchall()
+        assert [row[0] for row in rows] == sorted(kept)
+
+
+@pytest.mark.direct(reason="logins of its own")
+def test_a_draw_does_not_wait_for_an_insert(dsn: str, schema: str) -> None:
+    """An open transaction has used an old id: the draw leaves it, and forgets the others."""
+    with logins(dsn, schema) as dsns, psycopg.connect(dsn, autocommit=True) as admin:
+        restrict(admin, schema, "producer", "10")
+        with psycopg.connect(dsns["producer"], autocommit=True) as own, psycopg.connect(dsn) as using:
+            old = draw(own, schema)
+            admin.execute(f"select setval('{schema}.instances_id_seq', {old[-1]} + 1100000)".encode())
+            using.execute(f"delete from {schema}.allocated_ids where id = {old[0]}".encode())
+            own.execute("set statement_timeout = '2s'")
+            new = draw(own, schema)
+            using.rollback()
+        rows = admin.execute(f"select id from {schema}.allocated_ids order by id".encode()).fetchall()
+        assert [row[0] for row in rows] == [old[0], *new]

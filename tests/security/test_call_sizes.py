@@ -33,6 +33,11 @@ LISTS = {
     "from generate_series(1, %s)",
     "insert_instances_of_outcomes": "@.insert_instances_of_outcomes('{1}', '{1}', '{1}', '{done}', "
     "array[jsonb_build_object('spawn', jsonb_agg('{}'::jsonb))]) from generate_series(1, %s)",
+    **{
+        f"flush, {field}": f"@.flush('{{1}}', '{{1}}', '{{1}}', '{{done}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', "
+        f"array[jsonb_build_object('{field}', jsonb_agg(null::int))]) from generate_series(1, %s)"
+        for field in ("awaits", "seen", "consumed", "left")
+    },
 }
 
 
@@ -93,6 +98,7 @@ def test_lists_in_json_have_bounds(schema: str, dsns: dict[str, str]) -> None:
             "count": "viewer",
             "insert_instances_of_outcomes": "worker",
         }
+        login |= {name: "worker" for name in LISTS if name.startswith("flush")}
         with psycopg.connect(dsns[login.get(name, "producer")]) as connection:
             statement = f"select {call.replace('@', chr(34) + schema + chr(34)) % (MOST + 1)}"
             assert is_refused(connection, statement) is None, name

@@ -131,12 +131,13 @@ async def wake(e: Engine, ids: Sequence[int]) -> None:
 
 
 @pytest.mark.parametrize("has_codec", [False, True])
-@pytest.mark.parametrize(("length", "each"), [(4, EACH), (52_000, short_or_long(1, 8))])
-async def test_every_column(engine: Opening, dsn: str, schema: str, has_codec: bool, length: int, each: int) -> None:
+@pytest.mark.parametrize("size", [(4, EACH), (52_000, short_or_long(1, 8))])
+async def test_every_column(engine: Opening, dsn: str, schema: str, has_codec: bool, size: tuple[int, int]) -> None:
     """At rest, in the join of a parent and after the end. Witnesses that were not touched end as they should.
 
     Long payloads do not come with the claim: the worker reads them page by page.
     """
+    length, each = size
     codec = aes() if has_codec else None
     good = Secret("good" * (length // 4))
     chance = random.Random(SEED)
@@ -170,8 +171,8 @@ async def test_every_column(engine: Opening, dsn: str, schema: str, has_codec: b
             children = {
                 row["parent_id"]: (row["quick"], row["slow"])
                 for row in await e.rows.fetch(
-                    "select parent_id, min(id) filter (where fsm = 'quick') as quick, "
-                    "min(id) filter (where fsm = 'Slow') as slow from @.instances where parent_id is not null group by 1"
+                    "select parent_id, min(id) filter (where fsm = 'quick') as quick, min(id) filter "
+                    "(where fsm = 'Slow') as slow from @.instances where parent_id is not null group by 1"
                 )
             }
             for n, handle in enumerate(in_join):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import random
 from collections.abc import Sequence
@@ -80,10 +81,8 @@ class Clerk(Machine, history="states", retry=RetryPolicy(attempts=1)):
         charged: Secret = await ctx.run("charge", charge, secret)
         await ctx.run("charge_again", charge, secret)
         if ctx.attempt == 0:
-            try:
+            with contextlib.suppress(PermissionError):
                 await ctx.run("decline", decline, secret)
-            except PermissionError:
-                pass
             await ctx.checkpoint({"saved": charged.text})
             ctx.progress(0.5, f"half of {secret.text}", detail={"secret": secret.text})
             raise LookupError(secret.text)

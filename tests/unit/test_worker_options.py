@@ -55,6 +55,11 @@ def test_unusual_but_possible_options(options: dict[str, Any]) -> None:
         ({"lease_ttl": seconds(14)}, "heartbeat_interval .* must be at most a third of lease_ttl"),
         ({"max_poll_interval": seconds(0.5)}, "max_poll_interval .* must not be below poll_interval"),
         ({"poll_interval": seconds(6)}, "max_poll_interval .* must not be below poll_interval"),
+        (
+            {"queues": {"a": 30_000, "b": 20_001}},
+            "can hold 50,001 rows .concurrency . prefetch., a worker at most 50,000",
+        ),
+        ({"queues": {"a": 1, "b": 1}, "prefetch": 25_000}, "can hold 50,002 rows"),
         ({"min_demand": 11}, "min_demand .11. is above the 10 rows that queue 'default' can hold .* never pick"),
         ({"min_demand": 8, "prefetch": 2, "queues": {"a": 9, "b": 5}}, "is above the 7 rows that queue 'b' can hold"),
         ({"queues": {"default": 0}}, "the concurrency of queue 'default' must be a whole number from 1 on, got 0"),

@@ -109,7 +109,7 @@ def percentile(values: list[float], share: float) -> float:
 
 
 class Run:
-    """One run on a schema with roles; `dsns` has a DSN for each role, for `load`, `worker`, and `owner`, a superuser."""
+    """One run on a schema with roles; `dsns` has one for each role, for `load`, `worker`, and `owner`, a superuser."""
 
     def __init__(self, schema: str, dsns: Mapping[str, str]) -> None:
         self._schema = schema

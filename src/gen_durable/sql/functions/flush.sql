@@ -12,7 +12,8 @@
 --   extras             null for most, else an object: queue, priority, partition_key, limits, left (the gates of the
 --                      step that ran), awaits, seen, consumed, children, join (how many children must be done),
 --                      on_failure, cancel_rest, spawn (instances to start without waiting for them), error_type and
---                      traceback (of an exception), attempt and with_state (record_transitions.sql)
+--                      traceback (of an exception), attempt and with_state (record_transitions.sql). A list has at
+--                      most 100,000 elements; a worker sends at most 40,000 signals (engine/claim_part_loader.py)
 --   ran_steps          the step that ran, for the history; null keeps none. started_ago (how many seconds ago it began),
 --                      durations and worker are for the history too
 -- Returns one row: stale, ids whose claim was taken over; already_committed, ids that an earlier call has committed;
@@ -73,6 +74,16 @@ declare
 begin
   if call_size > 100000 then
     perform @schema.require_max_elements(call_size, 100000);
+  end if;
+  if pg_column_size(extras) > 400000 then  -- else no list has 100,000 elements: each takes at least 4 bytes
+    perform @schema.require_max_elements(
+      max(greatest(
+        jsonb_array_length(extra.value -> 'awaits'), jsonb_array_length(extra.value -> 'seen'),
+        jsonb_array_length(extra.value -> 'consumed'), jsonb_array_length(extra.value -> 'left')
+      )),
+      100000
+    )
+    from unnest(extras) as extra (value);
   end if;
   if current_setting('transaction_isolation') <> 'read committed' then
     perform @schema.require_read_committed();
