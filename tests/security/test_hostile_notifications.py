@@ -11,6 +11,7 @@ import tracemalloc
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from datetime import timedelta
 from typing import Any
 
 import asyncpg
@@ -20,10 +21,14 @@ from tests.support.engine import NEVER, Engine, Opening, soon
 from tests.support.roles import PASSWORD, login_dsn
 
 from gen_durable import Context, Finished, job
+from gen_durable.core import listener as listener_module
 from gen_durable.core.cancel_cascader import REQUEST_SECONDS
+from gen_durable.core.listener import Listener
+from gen_durable.core.notification_messages import Message, QueueReady
 from gen_durable.core.services import services_of
 from gen_durable.engine.claim_table import CHECK_SECONDS
 from gen_durable.engine.wakeup_budget import BURST, PICKS_PER_FIND, PICKS_PER_SECOND
+from gen_durable.pg.persistent_connection import ConnectionTarget
 from gen_durable.store.statements import StatementBuilder
 
 COUNT = 50_000
@@ -124,6 +129,7 @@ async def test_a_flood_costs_a_bounded_number_of_statements(
     stop = Stop()
     # pytest keeps every record that is logged, and another test may have left the level at DEBUG.
     monkeypatch.setattr(logging.root.manager, "disable", logging.INFO)
+    monkeypatch.setattr(listener_module, "MAX_PER_SECOND", 10 * COUNT)  # all of them arrive
 
     @job(name="held")
     async def held(n: int, ctx: Context) -> int:
@@ -170,3 +176,69 @@ async def test_a_flood_costs_a_bounded_number_of_statements(
             assert isinstance(await e.end(running), Finished)
             again = await e.app.insert(noop, 2)
             assert isinstance(await e.end(again), Finished)
+
+
+class Received:
+    """What a listener passes on."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self.recoveries = 0
+        self._news = asyncio.Event()
+
+    def act_on_message(self, message: Message) -> None:
+        self.messages.append(message)
+        self._news.set()
+
+    def recover_from_missed_messages(self) -> None:
+        self.recoveries += 1
+        self._news.set()
+
+    async def until_recovered(self, times: int) -> None:
+        while self.recoveries < times:
+            self._news.clear()
+            await soon(self._news.wait())
+
+    async def until_received(self, message: Message) -> None:
+        while message not in self.messages:
+            self._news.clear()
+            await soon(self._news.wait())
+
+
+@pytest.mark.direct(reason="LISTEN does not pass a pooler")
+async def test_a_listener_rests_from_a_flood(dsn: str, schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It passes on no more than its bound, closes its connection, and listens again with a recovery."""
+    monkeypatch.setattr(listener_module, "MAX_PER_SECOND", 500)
+    monkeypatch.setattr(listener_module, "FLOOD_PAUSE", 0.05)
+    received = Received()
+    listener = Listener(ConnectionTarget(dsn), f"{schema}_wake", received)
+    listener.start()
+    connection = await asyncpg.connect(dsn)
+    try:
+        await soon(listener.listening.wait())
+        await connection.execute(SEND, f"{schema}_wake", [f"queue:{n}" for n in range(20_000)])
+        await received.until_recovered(2)
+        assert len(received.messages) <= 500
+        await soon(listener.listening.wait())
+        await asyncio.sleep(1)  # the window of the flood
+        await connection.execute(SEND, f"{schema}_wake", ["queue:later"])
+        await received.until_received(QueueReady("later"))
+    finally:
+        await connection.close()
+        await listener.stop()
+
+
+@pytest.mark.direct(reason="LISTEN does not pass a pooler")
+async def test_work_goes_on_without_a_listener(
+    engine: Opening, dsn: str, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While floods keep the listener away, a row of another process is found by polling."""
+    monkeypatch.setattr(listener_module, "MAX_PER_SECOND", 0)
+    polls = {"poll_interval": timedelta(seconds=0.1), "max_poll_interval": timedelta(seconds=0.1)}
+    async with engine() as e, engine() as other, e.worker(noop, **polls):
+        listener = services_of(e.app).notifier.listener
+        assert listener is not None
+        await soon(listener.listening.wait())
+        for n in range(3):
+            handle = await other.app.insert(noop, n)
+            assert await other.end(handle) == Finished(handle.id, n)
