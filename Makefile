@@ -117,7 +117,7 @@ test-plans: $(READY)
 # Rights are checked by Postgres and by our functions: both differ between versions, and a pooler shares connections.
 .PHONY: test-roles
 test-roles: $(READY)
-	$(WITH_PG) $(WITH_POOLER) $(BIN)/pytest -n 2 --dist loadfile -q $(addprefix tests/security/,test_role_matrix.py test_roles.py test_roles_on_a_used_schema.py) $(ARGS)
+	$(WITH_PG) $(WITH_POOLER) $(BIN)/pytest -n 2 --dist loadfile -q $(addprefix tests/security/,test_role_matrix.py test_roles.py test_role_promises.py test_roles_on_a_used_schema.py) $(ARGS)
 
 .PHONY: limits-long
 limits-long: $(READY)

@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 from tests.security.test_codec import aes
-from tests.support.canaries import Secret
+from tests.support.canaries import Secret, told
 from tests.support.engine import BRIEF, Engine, Opening, seconds
 from tests.support.stored_payloads import DEEP, MACHINES, Clerk, until_resting
 from typer.testing import CliRunner
 
-from gen_durable import Handle
+from gen_durable import Finished, Handle
 from gen_durable.cli.app import app as cli
 from gen_durable.errors import DecodeError
+from gen_durable.telemetry import StateUndecodable
 
 pytestmark = pytest.mark.dirty
 POLLED: dict[str, Any] = BRIEF | {"poll_interval": seconds(0.1), "max_poll_interval": seconds(0.1)}
@@ -53,6 +54,26 @@ async def test_large_activities_that_cannot_be_decrypted(engine: Opening) -> Non
         error = await last_error_of_next_run(e, handle)
     assert "activity/0/charge/result cannot be decoded" in error
     assert "engine" not in error
+
+
+async def test_a_parent_does_not_run_with_a_result_that_cannot_be_decrypted(engine: Opening) -> None:
+    """It is put back with the reason, and runs when the result is what it was."""
+    async with engine(codec=aes()) as e, e.worker(*MACHINES, **POLLED):
+        parent = await e.app.insert(Clerk.begin, Secret("good"))
+        await until_resting(e, parent)
+        await e.rows.fetch("update @.instances set eligible_at = now() where id = $1", parent.id)
+        await e.rows.until(parent, status="awaiting_children", children_pending=1)
+        spoil = "update @.instances set result = '\"encrypted:1:AAAA\"' where parent_id = $1 and status = 'done'"
+        done = "select id, result from @.instances where parent_id = $1 and status = 'done'"
+        (kept,) = await e.rows.fetch(done, parent.id)
+        await e.rows.fetch(spoil, parent.id)
+        slow = await e.rows.value("select id from @.instances where parent_id = $1 and fsm = 'Slow'", parent.id)
+        await e.app.signal(slow, told, Secret("good"))
+        (event,) = await e.seen.until(StateUndecodable)
+        assert (event.id, "its result cannot be decoded" in event.error) == (parent.id, True)
+        await e.rows.fetch("update @.instances set result = $2 where id = $1", kept[0], kept[1])
+        await e.rows.fetch("update @.instances set eligible_at = now() where id = $1", parent.id)
+        assert await e.end(parent) == Finished(parent.id, Secret("good"))
 
 
 async def test_large_activities_beside_a_deep_checkpoint(engine: Opening) -> None:
