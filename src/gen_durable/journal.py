@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Final, Literal, TypeAlias, get_args
+from typing import Any, Final, Literal, TypeAlias, cast, get_args
 
 from gen_durable.errors import DecodeError, DefinitionError, InputError
 from gen_durable.json_codec import decode_untyped_payload
@@ -93,7 +93,7 @@ class Activity:
         found = decode_untyped_payload(self.raw_parameters)
         if not isinstance(found, dict):
             raise DecodeError(f"the stored parameters of activity {self.name!r} are not an object")
-        return found
+        return cast("dict[str, Any]", found)
 
     @property
     def result(self) -> Any:

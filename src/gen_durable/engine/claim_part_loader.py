@@ -16,7 +16,6 @@ from typing import Final
 from gen_durable.context import Child
 from gen_durable.engine.journal_action_runner import JournalActionRunner
 from gen_durable.errors import DecodeError, GenDurableError
-from gen_durable.outcomes import describe_error
 from gen_durable.pg.error_classifier import ConnectionLost, SqlError, describe_for_log
 from gen_durable.pg.pool import Pool
 from gen_durable.signals import Received
@@ -24,6 +23,7 @@ from gen_durable.store.journal import JournalStatementBuilder
 from gen_durable.store.signals import SignalStatementBuilder
 from gen_durable.store.statements import StatementBuilder
 from gen_durable.store.types import Claim
+from gen_durable.stored_exceptions import describe_error
 from gen_durable.validation import MAX_CLAIM_PART
 
 MAX_BYTES: Final = 192_000_000
