@@ -36,7 +36,7 @@ from gen_durable.cli.app import app as cli
 from gen_durable.core.services import services_of
 from gen_durable.errors import GenDurableError, NoTarget
 from gen_durable.operations.reencrypt import reencrypt
-from gen_durable.store.payloads import PAYLOAD_TABLES
+from gen_durable.store.reencrypt import PAYLOAD_TABLES
 
 pytestmark = [pytest.mark.scaled, pytest.mark.dirty]
 EACH = short_or_long(2, 40)  # bad values for each column, at each time
