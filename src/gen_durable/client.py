@@ -14,6 +14,7 @@ from typing import Any, Literal, Self, TypeVar, cast, overload
 
 from typing_extensions import Unpack
 
+from gen_durable.core.insert_runner import OnConflict
 from gen_durable.core.services import Services
 from gen_durable.database_connections import DatabaseConnections
 from gen_durable.durations import Duration
@@ -26,7 +27,7 @@ from gen_durable.limits import LimitNames, LimitState, Policy
 from gen_durable.operations import limits, read_instance
 from gen_durable.operations.caller_transaction_calls import CallerTransactionCalls, Notify, check_notify
 from gen_durable.operations.cancel import cancel, to_cancellation_or_raise, to_storable_cancel_reason
-from gen_durable.operations.insert import OnConflict, insert
+from gen_durable.operations.insert import insert
 from gen_durable.operations.instance_admin import InstanceAdminOperations
 from gen_durable.operations.signal_admin import SignalAdminOperations
 from gen_durable.operations.signal_and_debounce import SignalAndDebounceMethods

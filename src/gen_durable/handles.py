@@ -22,8 +22,8 @@ from gen_durable.validation import to_stored_key
 
 if TYPE_CHECKING:
     from gen_durable.client import Durable
+    from gen_durable.core.insert_runner import OnConflict
     from gen_durable.operations.caller_transaction_calls import Notify
-    from gen_durable.operations.insert import OnConflict
 
 P = TypeVar("P")
 R = TypeVar("R")

@@ -17,6 +17,7 @@ from typing import Any, Literal, Self, TypeVar, cast, overload
 from typing_extensions import Unpack
 
 from gen_durable.client import Durable
+from gen_durable.core.insert_runner import OnConflict
 from gen_durable.core.services import services_of
 from gen_durable.encryption import PayloadCodec
 from gen_durable.errors import ConfigError, InputError
@@ -26,7 +27,7 @@ from gen_durable.journal import Activity, Checkpoint, Progress, Transition
 from gen_durable.limits import LimitState, Policy
 from gen_durable.operations.caller_transaction_calls import CallerTransactionCalls, Notify, check_notify
 from gen_durable.operations.cancel import to_cancellation_or_raise, to_storable_cancel_reason
-from gen_durable.operations.insert import OnConflict, insert
+from gen_durable.operations.insert import insert
 from gen_durable.operations.instance_admin import SyncInstanceAdminOperations
 from gen_durable.operations.signal_admin import SyncSignalAdminOperations
 from gen_durable.pg.caller_connection import resolve_caller_connection

@@ -12,7 +12,7 @@ import pytest
 from tests.support.pages import page_names, run_snippet, snippets
 
 from gen_durable import Durable, Start, Worker
-from gen_durable.operations.insert import OnConflict
+from gen_durable.core.insert_runner import OnConflict
 from gen_durable.retention import Retention
 from gen_durable.starts import StartOptions
 from gen_durable.worker_options import WorkerOptions

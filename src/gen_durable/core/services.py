@@ -10,7 +10,9 @@ from typing import Protocol
 
 from gen_durable.core.caller_transaction_watcher import CallerTransactionWatcher
 from gen_durable.core.completion_watcher import CompletionWatcher
+from gen_durable.core.insert_runner import InsertRunner
 from gen_durable.core.notifier import Notifier
+from gen_durable.core.signal_runner import SignalRunner
 from gen_durable.core.statement_runner import StatementRunner
 from gen_durable.database_connections import DatabaseConnections
 from gen_durable.encryption import PayloadEncryption
@@ -45,10 +47,12 @@ class Services:
         "encryption",
         "engine_statement_runner",
         "events",
+        "insert_runner",
         "is_open",
         "journal_statements",
         "retention_statements",
         "schema",
+        "signal_runner",
         "signal_statements",
         "start_or_update_statements",
         "statement_runner",
@@ -68,6 +72,7 @@ class Services:
         self.encryption = encryption
         self.statement_runner = StatementRunner(self._get_client_pool, self.schema.name)
         self.engine_statement_runner = StatementRunner(self._get_pool, self.schema.name)
+        self._make_runners()
         self.caller_transaction_watcher: CallerTransactionWatcher | None = (
             None  # None unless open: other threads look at it
         )
@@ -146,6 +151,7 @@ class Services:
         self._installation_keys = database.installation_keys
         self._notifier = Notifier(database.pool, self.statements, self.engine_statement_runner, database.listen_target)
         self._completions = CompletionWatcher(database.pool, self.statements)
+        self._make_runners()  # after a fork those before have calls of the parent
         self.caller_transaction_watcher = CallerTransactionWatcher(database.pool, self._notifier, self.events)
         self.is_open = True
 
@@ -153,6 +159,8 @@ class Services:
         """Close the library's own connections."""
         if not self.is_open:
             return
+        await self.insert_runner.close()
+        await self.signal_runner.close()
         self.is_open = False
         watcher, self.caller_transaction_watcher = self.caller_transaction_watcher, None
         if watcher is not None:
@@ -169,6 +177,10 @@ class Services:
         self.is_open = False
         watcher, self.caller_transaction_watcher = self.caller_transaction_watcher, None
         return watcher, self._completions, self._notifier, self._database.pool
+
+    def _make_runners(self) -> None:
+        self.insert_runner = InsertRunner(self.statements, self.statement_runner, self.encryption)
+        self.signal_runner = SignalRunner(self.statements, self.statement_runner)
 
     def _get_pool(self) -> Pool:
         self.check_open()

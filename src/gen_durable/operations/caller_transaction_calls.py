@@ -10,11 +10,12 @@ from collections.abc import Awaitable, Callable, Generator, Sequence
 from functools import partial
 from typing import Any, Literal, TypeAlias, TypeVar, cast
 
+from gen_durable.core.insert_runner import OnConflict
 from gen_durable.core.services import Services
 from gen_durable.core.start_and_signal_encryption import encrypt_insert_statement, encrypt_signal_for_target
 from gen_durable.errors import DatabaseRefused, DatabaseUnavailable, GenDurableError, InputError
 from gen_durable.escaping_loggers import get_escaping_logger
-from gen_durable.operations.insert import OnConflict, blocked_rows_of_insert, check_starts
+from gen_durable.operations.insert import blocked_rows_of_insert, check_starts
 from gen_durable.operations.start_or_update import follow_ups_of, start_or_update_statements
 from gen_durable.pg.caller_connection import (
     listen_for_sqlalchemy_commits,

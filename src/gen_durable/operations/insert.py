@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any
 
+from gen_durable.core.insert_runner import OnConflict
 from gen_durable.core.services import Services
-from gen_durable.core.start_and_signal_encryption import encrypt_insert_statement
-from gen_durable.encryption import PayloadEncryption
 from gen_durable.errors import InputError, TooLarge
-from gen_durable.pg.sqlstate_errors import IdTaken
 from gen_durable.starts import Start
 from gen_durable.store.blocked_rows import BlockedRows, merge_blocked_rows
-from gen_durable.store.statements import Statement
 from gen_durable.store.types import InsertResult
 from gen_durable.validation import MAX_BATCH
-
-OnConflict: TypeAlias = Literal["raise", "skip", "existing"]
-ID_DRAWS: Final = 3  # how often a call with a codec draws ids
 
 
 async def insert(services: Services, starts: Sequence[Start[Any]], on_conflict: OnConflict) -> list[int | None]:
@@ -25,15 +19,7 @@ async def insert(services: Services, starts: Sequence[Start[Any]], on_conflict: 
     check_starts(starts, on_conflict)
     if not starts:
         return []
-    statement = services.statements.insert(starts, on_conflict)
-    # A second try after a lost answer finds the rows of the first by their keys; without keys it could insert twice.
-    may_run_twice = on_conflict == "existing" and all(start.unique_key is not None for start in starts)
-    if services.encryption is None:
-        rows = await services.statement_runner.run(statement, "insert", may_run_twice=may_run_twice)
-    else:
-        rows = await _insert_encrypted(
-            services, statement, len(starts), services.encryption, may_run_twice=may_run_twice
-        )
+    rows = await services.insert_runner.insert(starts, on_conflict)
     new: dict[str, int] = {}
     for start, row in zip(starts, rows, strict=True):
         if row.new:
@@ -44,31 +30,6 @@ async def insert(services: Services, starts: Sequence[Start[Any]], on_conflict: 
         for blocked in blocked_rows_of_insert(starts, rows):
             services.events.emit(blocked.to_event())
     return [row.id for row in rows]
-
-
-async def _insert_encrypted(
-    services: Services,
-    statement: Statement[list[InsertResult]],
-    count: int,
-    encryption: PayloadEncryption,
-    *,
-    may_run_twice: bool,
-) -> list[InsertResult]:
-    """Insert states that are encrypted for their instances, so that the ids come first.
-
-    Ids that cannot be used any more are drawn again: a first try whose answer was lost has used them up, or the
-    sequence was set back.
-    """
-    runner, statements = services.statement_runner, services.statements
-    for draws_left in range(ID_DRAWS - 1, -1, -1):
-        ids = await runner.run(statements.allocate_ids(count), "insert", may_run_twice=True)
-        encrypted = encrypt_insert_statement(statements, statement, ids, encryption)
-        try:
-            return await runner.run(encrypted, "insert", may_run_twice=may_run_twice)
-        except IdTaken:
-            if draws_left == 0:
-                raise
-    raise AssertionError("unreachable")
 
 
 def blocked_rows_of_insert(starts: Sequence[Start[Any]], rows: Sequence[InsertResult]) -> list[BlockedRows]:

@@ -66,11 +66,7 @@ def is_delivered_or_raise(verdict: str, target: int | str | bytes | Handle[Any],
 
 
 async def _send_and_wake(services: Services, outgoing: OutgoingSignal) -> str:
-    # With a dedup key a second try after a lost answer is recognised; without one it could deliver twice.
-    may_run_twice = outgoing.dedup_key is not None
-    ((_, verdict, queue),) = await services.statement_runner.run(
-        services.statements.signal([outgoing]), "signal", may_run_twice=may_run_twice
-    )
-    if queue is not None:
-        services.notifier.wake(queue)
-    return verdict
+    result = await services.signal_runner.run(outgoing)
+    if result.woken_queue is not None:
+        services.notifier.wake(result.woken_queue)
+    return result.verdict

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from gen_durable.core.insert_runner import ID_DRAWS
 from gen_durable.core.services import Services
 from gen_durable.core.start_and_signal_encryption import add_encrypted_payload_for_holder, encrypt_keyed_start
 from gen_durable.durations import Duration
 from gen_durable.encryption import PayloadEncryption
 from gen_durable.errors import DatabaseUnavailable, Duplicate, InputError, NoTarget
 from gen_durable.handles import Handle, SignalOrStartResult, make_handle
-from gen_durable.operations.insert import ID_DRAWS
 from gen_durable.operations.signal import is_delivered_or_raise
 from gen_durable.pg.sqlstate_errors import IdTaken
 from gen_durable.signals import Signal

@@ -105,6 +105,7 @@ class StatementBuilder:
         "_remove_limit",
         "_set_limit",
         "_signal",
+        "_signal_skipping_locked",
         "_start_instances",
         "_unblock_missed",
         "_unknown_steps",
@@ -134,6 +135,7 @@ class StatementBuilder:
             "select ord, target, verdict, woken_queue from "  # noqa: S608
             f"{s}.signal($1::bigint[],$2::pg_catalog.bytea[],$3,$4{JSON},$5)"
         )
+        self._signal_skipping_locked = self._signal[:-1] + ",true)"
         self._cancel = (
             "select ord, target, was, verdict, woken_queues, cascade_origins, workers_with_cancel_requests from "  # noqa: S608
             f"{s}.cancel($1::bigint[],$2::pg_catalog.bytea[],$3,$4)"
@@ -273,9 +275,11 @@ class StatementBuilder:
             self._children, (parent, after, limit, PAGE_BYTES), lambda rows: list(decode_children(rows[0][0] or "[]"))
         )
 
-    def signal(self, deliveries: Sequence[OutgoingSignal]) -> Statement[list[tuple[int | None, str, str | None]]]:
+    def signal(
+        self, deliveries: Sequence[OutgoingSignal], *, skip_locked: bool = False
+    ) -> Statement[list[tuple[int | None, str, str | None]]]:
         return Statement(
-            self._signal,
+            self._signal_skipping_locked if skip_locked else self._signal,
             (
                 [d.target for d in deliveries],
                 [d.key for d in deliveries],

@@ -1,8 +1,10 @@
 -- signal: deliver signals.
 --
 -- Parameters: one array per column, all of one length. A target is given by id or, where that is null, by unique key.
--- Returns one row per input row, in input order: the target's id; a verdict: 'delivered', 'duplicate', 'no_target' or
--- 'full'; and the queue to wake. That is the queue of a row that became
+-- skip_locked: do not wait for a target that another transaction has locked. Its signals are not delivered, with the
+-- verdict 'locked': for signals of several callers, none of which may hold up the others.
+-- Returns one row per input row, in input order: the target's id; a verdict: 'delivered', 'duplicate', 'no_target',
+-- 'full' or 'locked'; and the queue to wake. That is the queue of a row that became
 -- runnable, and of a row that was due already: the lock taken here may have hidden it from a picker that was just woken
 -- for it (tests/flows/test_signals.py).
 -- An inbox is full for a name with 10,000 unconsumed signals of it, or 64 MB of their payloads with this one. For a name
@@ -12,7 +14,7 @@
 -- Locks: the targets in id order, unconditionally: whether a row is parked is decided under its lock. A lock only on
 -- rows that look parked would miss a row that is about to park (tests/interleavings: park_deliver).
 create or replace function @schema.signal(
-  targets bigint[], keys bytea[], names text[], payloads jsonb[], dedup_keys text[]
+  targets bigint[], keys bytea[], names text[], payloads jsonb[], dedup_keys text[], skip_locked boolean default false
 )
 returns table (ord int, target bigint, verdict text, woken_queue text)
 language plpgsql
@@ -26,6 +28,8 @@ as $$
 declare
   resolved bigint[];
   locked_places tid[];
+  locked_ids bigint[];
+  skipped bigint[];        -- targets that other transactions have locked
   large_inboxes bigint[];  -- targets whose inbox must be counted
   sizes bigint[];          -- of the payloads as text,
   totals bigint[];         -- and with those before them of the same name for the same target
@@ -47,17 +51,37 @@ begin
     resolved := @schema.ids_of_own_instances(resolved);
   end if;
 
-  select
-    array_agg(locked_row.ctid),
-    array_agg(locked_row.id) filter (where locked_row.has_signals and exists (
-      -- Most inboxes are small: 42 signals of the largest size fit.
-      select from @schema.signals s where s.target_id = locked_row.id and not s.consumed order by s.id offset 41
-    ))
-  into locked_places, large_inboxes
-  from (
-    select i.ctid, i.id, i.has_signals
-    from @schema.instances i where i.id = any (resolved) order by i.id for no key update
-  ) as locked_row;
+  -- The two differ in the lock clause only.
+  if skip_locked then
+    select
+      array_agg(locked_row.ctid),
+      array_agg(locked_row.id),
+      array_agg(locked_row.id) filter (where locked_row.has_signals and exists (
+        select from @schema.signals s where s.target_id = locked_row.id and not s.consumed order by s.id offset 41
+      ))
+    into locked_places, locked_ids, large_inboxes
+    from (
+      select i.ctid, i.id, i.has_signals
+      from @schema.instances i where i.id = any (resolved) order by i.id for no key update skip locked
+    ) as locked_row;
+    if coalesce(cardinality(locked_ids), 0) < cardinality(resolved) then
+      skipped := array(
+        select i.id from @schema.instances i where i.id = any (resolved) and (i.id = any (locked_ids)) is not true
+      );
+    end if;
+  else
+    select
+      array_agg(locked_row.ctid),
+      array_agg(locked_row.id) filter (where locked_row.has_signals and exists (
+        -- Most inboxes are small: 42 signals of the largest size fit.
+        select from @schema.signals s where s.target_id = locked_row.id and not s.consumed order by s.id offset 41
+      ))
+    into locked_places, large_inboxes
+    from (
+      select i.ctid, i.id, i.has_signals
+      from @schema.instances i where i.id = any (resolved) order by i.id for no key update
+    ) as locked_row;
+  end if;
 
   if cardinality(targets) = 1 then
     sizes := array[coalesce(octet_length(payloads[1]::text), 0)];
@@ -155,6 +179,7 @@ begin
       given.ord::int,
       given.live_id,
       case
+        when given.id = any (skipped) then 'locked'
         when given.live_id is null then 'no_target'
         when given.is_full and not exists (
           select from @schema.signals s
@@ -215,9 +240,10 @@ begin
 end
 $$;
 
-comment on function @schema.signal(bigint[], bytea[], text[], jsonb[], text[]) is
+comment on function @schema.signal(bigint[], bytea[], text[], jsonb[], text[], boolean) is
   'Delivers signals, one per array element, to instances given by id or by unique key. Returns a verdict per '
-  'signal: delivered, duplicate, no_target or full.';
+  'signal: delivered, duplicate, no_target or full; with skip_locked also locked, for an instance that another '
+  'transaction has locked.';
 
 comment on function @schema.signal(bigint, text, jsonb, text, boolean) is
   'Delivers one signal to an instance by id, in your transaction: select gen_durable.signal(42, ''payment'', '
