@@ -65,6 +65,8 @@ async def test_a_client(private: Opening) -> None:
             await e.app.insert(quick, n)
         assert await count(e) <= 2
         await asyncio.gather(*(e.app.insert(quick, n) for n in range(20)))
+        assert await count(e) <= 2, "concurrent inserts share a connection"
+        await asyncio.gather(*(e.app.list() for _ in range(20)))
         assert await count(e) == 3
 
 

@@ -32,6 +32,23 @@ async def test_park_deliver(exploring: Exploring, calls: StatementBuilder) -> No
     assert report.schedules > 20
 
 
+async def test_park_deliver_without_waiting(exploring: Exploring, calls: StatementBuilder) -> None:
+    """A delivery that skips locked rows is refused as locked, and stores nothing, or wakes the instance."""
+
+    def woken_or_skipped(end: End) -> None:
+        if end.right[0][0][1] == "locked":
+            assert end.signals == []
+            assert end.rows[1]["status"] == "awaiting_signal"
+        else:
+            woken(end)
+
+    deliver = calls.signal([GO], skip_locked=True)
+    async with exploring() as explorer:
+        report = await explorer.explore(executing(1), [calls.flush([PARK])], [deliver], woken_or_skipped, begin=True)
+    assert report.faults == []
+    assert report.schedules > 20
+
+
 async def test_park_again_deliver(exploring: Exploring, calls: StatementBuilder) -> None:
     """A step that was shown a signal parks again: that one does not wake it, the next one does, in every order."""
     given = executing(1) + signal(7, 1)
@@ -82,7 +99,7 @@ async def test_claim_deliver(exploring: Exploring, calls: StatementBuilder) -> N
     assert report.faults == []
 
 
-LOCK = "where i.id = any (resolved) order by i.id for no key update"
+LOCK = "where i.id = any (resolved) and (i.id = any (skipped)) is not true order by i.id for no key update"
 
 
 @pytest.mark.parametrize(

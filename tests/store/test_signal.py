@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import psycopg
 import pytest
 from tests.support.machine import send
 from tests.support.rows import LIVE, ended, executing, instance, parent, parked
@@ -22,6 +23,20 @@ def test_a_match_wakes(store: Store) -> None:
     (claim,) = store.pick(q=1).claims
     assert [(r.name, r.payload) for r in claim.inbox] == [("go", b'{"n": 1}')]
     assert claim.awaits == ["go", "stop"]
+
+
+def test_a_locked_target_is_skipped_and_the_others_are_not(dsn: str, store: Store) -> None:
+    """With `skip_locked`: nothing is delivered to a row that another session has locked, and the call does not wait."""
+    store.given(parked(1, queue="q") + parked(2, queue="q"))
+    sent = [send(1), send(2), send(3), send(1, "other")]
+    with psycopg.connect(dsn) as other:
+        other.execute(store.schema.render("select from @schema.instances where id = 1 for update"))
+        answers = store.run(store.calls.signal(sent, skip_locked=True))
+        assert [verdict for _, verdict, _ in answers] == ["locked", "delivered", "no_target", "locked"]
+    assert [s["target_id"] for s in store.inbox()] == [2]
+    assert store.row(1)["status"] == "awaiting_signal"
+    answers = store.run(store.calls.signal(sent, skip_locked=True))
+    assert [verdict for _, verdict, _ in answers] == ["delivered", "delivered", "no_target", "delivered"]
 
 
 def test_a_wake_is_not_a_timeout(store: Store) -> None:

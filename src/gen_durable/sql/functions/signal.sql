@@ -13,6 +13,7 @@
 -- Index: primary key, instances_unique, signals_dedup, signals_inbox.
 -- Locks: the targets in id order, unconditionally: whether a row is parked is decided under its lock. A lock only on
 -- rows that look parked would miss a row that is about to park (tests/interleavings: park_deliver).
+-- Long because the verdicts need the locked rows, the bounds of inboxes and the delivery in one place.
 create or replace function @schema.signal(
   targets bigint[], keys bytea[], names text[], payloads jsonb[], dedup_keys text[], skip_locked boolean default false
 )
@@ -28,8 +29,8 @@ as $$
 declare
   resolved bigint[];
   locked_places tid[];
-  locked_ids bigint[];
-  skipped bigint[];        -- targets that other transactions have locked
+  unlocked bigint[];       -- targets that no other transaction has locked
+  skipped bigint[];        -- those that another one has locked
   large_inboxes bigint[];  -- targets whose inbox must be counted
   sizes bigint[];          -- of the payloads as text,
   totals bigint[];         -- and with those before them of the same name for the same target
@@ -51,37 +52,23 @@ begin
     resolved := @schema.ids_of_own_instances(resolved);
   end if;
 
-  -- The two differ in the lock clause only.
   if skip_locked then
-    select
-      array_agg(locked_row.ctid),
-      array_agg(locked_row.id),
-      array_agg(locked_row.id) filter (where locked_row.has_signals and exists (
-        select from @schema.signals s where s.target_id = locked_row.id and not s.consumed order by s.id offset 41
-      ))
-    into locked_places, locked_ids, large_inboxes
-    from (
-      select i.ctid, i.id, i.has_signals
-      from @schema.instances i where i.id = any (resolved) order by i.id for no key update skip locked
-    ) as locked_row;
-    if coalesce(cardinality(locked_ids), 0) < cardinality(resolved) then
-      skipped := array(
-        select i.id from @schema.instances i where i.id = any (resolved) and (i.id = any (locked_ids)) is not true
-      );
+    unlocked := array(select free.id from @schema.unlocked_ids(resolved) as free (id));  -- locked by this call from here on
+    if cardinality(unlocked) < cardinality(resolved) then
+      skipped := array(select i.id from @schema.instances i where i.id = any (resolved) and i.id <> all (unlocked));
     end if;
-  else
-    select
-      array_agg(locked_row.ctid),
-      array_agg(locked_row.id) filter (where locked_row.has_signals and exists (
-        -- Most inboxes are small: 42 signals of the largest size fit.
-        select from @schema.signals s where s.target_id = locked_row.id and not s.consumed order by s.id offset 41
-      ))
-    into locked_places, large_inboxes
-    from (
-      select i.ctid, i.id, i.has_signals
-      from @schema.instances i where i.id = any (resolved) order by i.id for no key update
-    ) as locked_row;
   end if;
+  select
+    array_agg(locked_row.ctid),
+    array_agg(locked_row.id) filter (where locked_row.has_signals and exists (
+      -- Most inboxes are small: 42 signals of the largest size fit.
+      select from @schema.signals s where s.target_id = locked_row.id and not s.consumed order by s.id offset 41
+    ))
+  into locked_places, large_inboxes
+  from (
+    select i.ctid, i.id, i.has_signals from @schema.instances i
+    where i.id = any (resolved) and (i.id = any (skipped)) is not true order by i.id for no key update
+  ) as locked_row;
 
   if cardinality(targets) = 1 then
     sizes := array[coalesce(octet_length(payloads[1]::text), 0)];
