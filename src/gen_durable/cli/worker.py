@@ -25,6 +25,7 @@ from gen_durable.cli.process_supervisor import supervise_processes
 from gen_durable.core.services import services_of
 from gen_durable.durations import parse_duration
 from gen_durable.errors import ConfigError, GenDurableError
+from gen_durable.garbage_collection import tune_garbage_collector
 from gen_durable.worker import Worker
 
 MAX_CRASHES = 10
@@ -136,6 +137,7 @@ async def _make_and_run_worker(
     _apply_options_to_worker(worker, max_crashes, drain_timeout)
     if worker.on_stuck_loop is None:
         worker.on_stuck_loop = _exit_because_loop_stuck
+    tune_garbage_collector()
     await worker.run()
 
 
