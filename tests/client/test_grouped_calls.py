@@ -20,6 +20,7 @@ from gen_durable.store.types import OutgoingSignal
 
 go = Signal("go", int)
 CALLERS = 40
+SOON = 10
 
 
 @job
@@ -125,8 +126,9 @@ async def test_a_locked_target_holds_up_its_own_signal_only(dsn: str, engine: Op
         handles = await asyncio.gather(*(e.app.insert(Waiter.begin, n) for n in range(10)))
         async with other_transaction(dsn, e, f"select from @.instances where id = {handles[3].id} for update"):
             signals = [asyncio.create_task(e.app.signal(handle, go, 1)) for handle in handles[3:] + handles[:3]]
-            assert await asyncio.gather(*signals[1:]) == [True] * 9
-            assert await e.app.signal(handles[0], go, 2)
+            async with asyncio.timeout(SOON):
+                assert await asyncio.gather(*signals[1:]) == [True] * 9
+                assert await e.app.signal(handles[0], go, 2)
             assert not signals[0].done()
         assert await signals[0]
 

@@ -13,7 +13,7 @@
 -- Index: primary key, instances_unique, signals_dedup, signals_inbox.
 -- Locks: the targets in id order, unconditionally: whether a row is parked is decided under its lock. A lock only on
 -- rows that look parked would miss a row that is about to park (tests/interleavings: park_deliver).
--- Long because the verdicts need the locked rows, the bounds of inboxes and the delivery in one place.
+-- Long because the locks are taken in two ways, and a function for them would cost a fifth of a signal.
 create or replace function @schema.signal(
   targets bigint[], keys bytea[], names text[], payloads jsonb[], dedup_keys text[], skip_locked boolean default false
 )
@@ -29,8 +29,8 @@ as $$
 declare
   resolved bigint[];
   locked_places tid[];
-  unlocked bigint[];       -- targets that no other transaction has locked
-  skipped bigint[];        -- those that another one has locked
+  locked_ids bigint[];
+  skipped bigint[];        -- targets that another transaction has locked
   large_inboxes bigint[];  -- targets whose inbox must be counted
   sizes bigint[];          -- of the payloads as text,
   totals bigint[];         -- and with those before them of the same name for the same target
@@ -52,23 +52,36 @@ begin
     resolved := @schema.ids_of_own_instances(resolved);
   end if;
 
+  -- Most inboxes are small: 42 signals of the largest size fit.
   if skip_locked then
-    unlocked := array(select free.id from @schema.unlocked_ids(resolved) as free (id));  -- locked by this call from here on
-    if cardinality(unlocked) < cardinality(resolved) then
-      skipped := array(select i.id from @schema.instances i where i.id = any (resolved) and i.id <> all (unlocked));
+    select
+      array_agg(free.ctid),
+      array_agg(free.id),
+      array_agg(free.id) filter (where free.has_signals and exists (
+        select from @schema.signals s where s.target_id = free.id and not s.consumed order by s.id limit 1 offset 41
+      ))
+    into locked_places, locked_ids, large_inboxes
+    from (
+      select free.ctid, free.id, free.has_signals
+      from @schema.instances free where free.id = any (resolved) order by free.id for no key update skip locked
+    ) as free;
+    if coalesce(cardinality(locked_ids), 0) < cardinality(resolved) then
+      skipped := array(
+        select i.id from @schema.instances i where i.id = any (resolved) and i.id <> all (coalesce(locked_ids, '{}'))
+      );
     end if;
+  else
+    select
+      array_agg(locked_row.ctid),
+      array_agg(locked_row.id) filter (where locked_row.has_signals and exists (
+        select from @schema.signals s where s.target_id = locked_row.id and not s.consumed order by s.id offset 41
+      ))
+    into locked_places, large_inboxes
+    from (
+      select i.ctid, i.id, i.has_signals
+      from @schema.instances i where i.id = any (resolved) order by i.id for no key update
+    ) as locked_row;
   end if;
-  select
-    array_agg(locked_row.ctid),
-    array_agg(locked_row.id) filter (where locked_row.has_signals and exists (
-      -- Most inboxes are small: 42 signals of the largest size fit.
-      select from @schema.signals s where s.target_id = locked_row.id and not s.consumed order by s.id offset 41
-    ))
-  into locked_places, large_inboxes
-  from (
-    select i.ctid, i.id, i.has_signals from @schema.instances i
-    where i.id = any (resolved) and (i.id = any (skipped)) is not true order by i.id for no key update
-  ) as locked_row;
 
   if cardinality(targets) = 1 then
     sizes := array[coalesce(octet_length(payloads[1]::text), 0)];

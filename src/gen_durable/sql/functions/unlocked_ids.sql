@@ -1,9 +1,7 @@
--- unlocked_ids: lock the given rows that no other session has locked, and return their ids.
+-- unlocked_ids: the given rows that no other session has locked at this moment. The committer calls it when flush ran
+-- into its lock_timeout, to postpone the outcomes whose row or parent a long transaction has locked.
 --
--- signal calls it, so that one locked target does not hold up the signals of others. The committer calls it in a
--- statement of its own when flush ran into its lock_timeout, to postpone the outcomes whose row or parent a long
--- transaction has locked.
--- Index: primary key. Locks: the rows in id order, SKIP LOCKED.
+-- Index: primary key. Locks: SKIP LOCKED, released at once with the transaction of the statement.
 create or replace function @schema.unlocked_ids(ids bigint[])
 returns table (id bigint)
 language sql
