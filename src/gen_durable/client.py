@@ -16,7 +16,7 @@ from typing_extensions import Unpack
 
 from gen_durable.core.insert_runner import OnConflict
 from gen_durable.core.services import Services
-from gen_durable.database_connections import DatabaseConnections
+from gen_durable.durable_database import DurableDatabase
 from gen_durable.durations import Duration
 from gen_durable.encryption import PayloadCodec, PayloadEncryption
 from gen_durable.handle_tokens import decode_handle_token
@@ -79,7 +79,7 @@ class Durable(InstanceAdminOperations, SignalAdminOperations, SignalAndDebounceM
         `codec` encrypts states, results, signals, errors and the journal, for workers too. Unencrypted payloads are
         then refused, unless `read_unencrypted=True` (docs/howto/encrypt.md).
         """
-        database = DatabaseConnections(
+        database = DurableDatabase(
             dsn,
             pool,
             Schema(schema),

@@ -66,7 +66,7 @@ async def flusher(
     try:
         yield flush, calls.sizes, wakes
     finally:
-        await flush.cancel_flushes()
+        await flush.close_and_cancel_flushes()
         for link in links:
             await link.close()
 

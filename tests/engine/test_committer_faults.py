@@ -223,7 +223,7 @@ async def test_cancelled_flushes_are_not_repeated(dsn: str, schema: str, caplog:
                 await asyncio.sleep(0.01)
             assert not flush.is_idle
             async with asyncio.timeout(10):
-                await flush.cancel_flushes()
+                await flush.close_and_cancel_flushes()
             sent = len(sizes)
             for _ in range(3):
                 assert flush.is_idle

@@ -180,7 +180,7 @@ def test_the_step_gets_the_value_that_a_later_execution_gets() -> None:
     one = journal()
     first, done = run(one, "call", lambda: {"long": 1, "b": 2, "a": 3})
     assert list(first) == ["a", "b", "long"]
-    one.reset_for_next_execution()
+    one.restart_for_next_execution()
     assert list(run(one, "call", Performed)[0]) == ["a", "b", "long"]
     assert done.records[0].result == '{"a":3,"b":2,"long":1}'
 
@@ -234,7 +234,7 @@ def test_a_result_has_the_type_of_the_annotation(fn: Any, args: tuple[Any, ...],
     """Of a function, a partial and an object that can be called; plain JSON without an annotation that resolves."""
     one = journal()
     assert run(one, "call", fn, *args)[0] == value
-    one.reset_for_next_execution()
+    one.restart_for_next_execution()
     assert run(one, "call", fn, *args)[0] == value
 
 

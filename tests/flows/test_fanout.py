@@ -30,7 +30,7 @@ from gen_durable import (
     step,
 )
 from gen_durable.core.services import services_of
-from gen_durable.engine import outcome_encoder, single_outcome_flusher
+from gen_durable.engine import outcome_and_children_flusher, outcome_encoder
 from gen_durable.engine.committer import CommitResult, Committer
 from gen_durable.engine.slow_commit_connections import SlowCommitConnections
 from gen_durable.errors import TooLarge
@@ -246,7 +246,7 @@ async def written(link: PersistentConnection, app: Durable, commit: Commit) -> F
         with contextlib.suppress(asyncpg.LockNotAvailableError):
             return await link.run_in_transaction(
                 functools.partial(
-                    single_outcome_flusher.flush_outcome_and_children,
+                    outcome_and_children_flusher.flush_outcome_and_children,
                     statements=services_of(app).statements,
                     commit=commit,
                 )
@@ -257,7 +257,7 @@ async def test_two_fan_outs_with_the_same_keys_do_not_deadlock(
     dsn: str, schema: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They take their keys in one order, across all parts: one waits for the other."""
-    monkeypatch.setattr(single_outcome_flusher, "INSERT_BATCH", 10)
+    monkeypatch.setattr(outcome_and_children_flusher, "INSERT_BATCH", 10)
     async with Durable(dsn, schema=schema) as app:
         for _ in range(3):
             one, two = await claimed(app), await claimed(app)
@@ -291,7 +291,7 @@ async def test_a_stale_fan_out_makes_no_children(dsn: str, schema: str) -> None:
         try:
             assert await flush.commit(many(claim, list(range(2000)))) is CommitResult.STALE
         finally:
-            await flush.cancel_flushes()
+            await flush.close_and_cancel_flushes()
             for link in links:
                 await link.close()
         assert await count_of(dsn, schema) == 0
@@ -331,7 +331,7 @@ async def test_large_children_go_in_statements_of_bounded_size(
 ) -> None:
     """Fewer children than one statement may have, but too large together: they go in parts, in one transaction."""
     monkeypatch.setattr(outcome_encoder, "CHUNK_BYTES", 5000)
-    monkeypatch.setattr(single_outcome_flusher, "INSERT_BYTES", 5000)
+    monkeypatch.setattr(outcome_and_children_flusher, "INSERT_BYTES", 5000)
     sent: list[int] = []
     insert_instances_of_outcomes = StatementBuilder.insert_instances_of_outcomes
 

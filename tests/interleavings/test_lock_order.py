@@ -18,7 +18,7 @@ from tests.support.rows import executing, instance, parent, parked, seconds, sig
 
 from gen_durable.limits import Concurrency, Rate
 from gen_durable.starts import Start
-from gen_durable.store.signals import SignalStatementBuilder
+from gen_durable.store.inbox import InboxStatementBuilder
 from gen_durable.store.statements import Statement, StatementBuilder
 from gen_durable.store.types import Commit, OutgoingSignal
 
@@ -108,7 +108,7 @@ ROWS: dict[str, tuple[str, Any]] = {
     ),
     "restore-signals": (
         parked(1) + parked(2) + "".join(signal(6 + i, i, consumed=True, rejection="no") for i in (1, 2)),
-        lambda calls: SignalStatementBuilder(calls.schema).restore_signals([8, 7]),
+        lambda calls: InboxStatementBuilder(calls.schema).restore_signals([8, 7]),
     ),
     "set-limit": (TOLD, lambda calls: calls.set_limit("r", Rate(1, timedelta(minutes=1)), declared=False)),
 }

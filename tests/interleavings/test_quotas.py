@@ -17,7 +17,7 @@ from gen_durable.store.types import Row
 INSERT = """
 create or replace function @schema.insert_by(login oid, many int) returns void language plpgsql as $$
 begin
-  perform @schema.take_quota(login, many);
+  perform @schema.take_login_quota(login, many);
   insert into @schema.instances (fsm, step, inserted_by) select 'm', 's', login from generate_series(1, many);
 end
 $$;
@@ -33,7 +33,7 @@ insert into @schema.restricted_logins (login, login_name, inserts_per_second) va
 on conflict (login) do update set
   max_live = null, inserts_per_second = excluded.inserts_per_second, drained_until = null;
 """
-LOCK = Cure("take_quota", "  for no key update;", ";")
+LOCK = Cure("take_login_quota", "  for no key update;", ";")
 
 
 def insert(schema: Schema, many: int = 2) -> Statement[Sequence[Row]]:

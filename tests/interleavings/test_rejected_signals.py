@@ -8,7 +8,7 @@ from tests.support.explorer import End
 from tests.support.exploring import Exploring
 from tests.support.rows import executing, instance, parked, signal
 
-from gen_durable.store.signals import SignalStatementBuilder
+from gen_durable.store.inbox import InboxStatementBuilder
 from gen_durable.store.statements import Statement, StatementBuilder
 from gen_durable.store.types import Commit, OutgoingSignal
 
@@ -18,7 +18,7 @@ REJECTED = {"consumed": True, "rejection": "no", "rejected_by": ["old"], "dedup_
 
 
 def reject(calls: StatementBuilder) -> Statement[object]:
-    return SignalStatementBuilder(calls.schema).reject_signals_and_release_claims(1, 1, [7], ["no"], "old")
+    return InboxStatementBuilder(calls.schema).reject_signals_and_release_claims(1, 1, [7], ["no"], "old")
 
 
 def woken(end: End) -> None:
@@ -65,7 +65,7 @@ async def test_reject_flush(exploring: Exploring, calls: StatementBuilder) -> No
 @pytest.mark.parametrize("by", ["operator", "worker"])
 async def test_restore_deliver(exploring: Exploring, calls: StatementBuilder, by: str) -> None:
     """A signal with the dedup key of one that is restored: one of the two has the key, and the row is woken."""
-    admin = SignalStatementBuilder(calls.schema)
+    admin = InboxStatementBuilder(calls.schema)
     restore = (
         admin.restore_signals([7])
         if by == "operator"
@@ -92,7 +92,7 @@ async def test_restore_restore(exploring: Exploring, calls: StatementBuilder) ->
     def one(end: End) -> None:
         assert sorted([end.left[0][0][0], end.right[0][0][0]]) == ["duplicate", "restored"]
 
-    admin = SignalStatementBuilder(calls.schema)
+    admin = InboxStatementBuilder(calls.schema)
     given = parked(1) + signal(7, 1, **REJECTED) + signal(8, 1, **REJECTED)
     async with exploring() as explorer:
         report = await explorer.explore(
@@ -109,7 +109,7 @@ async def test_delete_signals_deliver(exploring: Exploring, calls: StatementBuil
         assert 7 not in {s["id"] for s in end.signals}
 
     given = instance(1, awaits=["go"], claims=1, seq=1) + signal(7, 1)
-    empty = SignalStatementBuilder(calls.schema).delete_signals(1, None, None)
+    empty = InboxStatementBuilder(calls.schema).delete_signals(1, None, None)
     async with exploring() as explorer:
         report = await explorer.explore(given, [empty], [calls.signal([GO])], consistent, begin=True)
     assert report.faults == []
@@ -125,7 +125,7 @@ async def test_delete_signals_claim(exploring: Exploring, calls: StatementBuilde
         assert end.signals == []
 
     given = instance(1, awaits=["go"], claims=1, seq=1) + signal(7, 1)
-    empty = SignalStatementBuilder(calls.schema).delete_signals(1, None, None)
+    empty = InboxStatementBuilder(calls.schema).delete_signals(1, None, None)
     picks = [calls.pick("w", {"default": 1}, ["m/1/s"], 60)]
     async with exploring() as explorer:
         report = await explorer.explore(given, [empty], picks, consistent)

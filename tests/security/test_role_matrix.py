@@ -123,7 +123,7 @@ MAY_CALL = {
     "signal_or_start": "pcwa",
     "signals_of": "rvwa",
     "use_up_allocated_ids": "-",
-    "take_quota": "-",
+    "take_login_quota": "-",
     "trim_history": "w",
     "unblock": "-",
     "unblock_crashed_rows": "-",

@@ -12,8 +12,8 @@ from tests.support.machine import KNOWN, send
 from tests.support.rows import executing, instance, parked
 from tests.support.store import Store
 
+from gen_durable.store.inbox import InboxStatementBuilder
 from gen_durable.store.journal import JournalStatementBuilder
-from gen_durable.store.signals import SignalStatementBuilder
 from gen_durable.store.types import OutgoingSignal
 
 LARGE = 950_000
@@ -64,7 +64,7 @@ def pages(store: Store, what: str) -> list[tuple[int, int]]:
     after = 0
     while True:
         if what == "signals":
-            page = store.run(SignalStatementBuilder(store.schema).inbox_page(1, after))
+            page = store.run(InboxStatementBuilder(store.schema).inbox_page(1, after))
             sizes, ids = [len(signal.payload) for signal in page], [signal.id for signal in page]
         else:
             text = store.run(JournalStatementBuilder(store.calls.schema).activities_page(1, 0, after))

@@ -7,7 +7,7 @@ from tests.support.machine import send
 from tests.support.rows import executing, parked, signal
 from tests.support.store import Store
 
-from gen_durable.store.signals import SignalStatementBuilder
+from gen_durable.store.inbox import InboxStatementBuilder
 from gen_durable.store.types import OutgoingSignal
 
 FILL = """
@@ -67,7 +67,7 @@ def test_pages_of_some_names_and_of_the_others(store: Store) -> None:
         assert verdict(store, name) == "delivered"
 
     def names(*args: object) -> list[str]:
-        return [received.name for received in store.run(SignalStatementBuilder(store.schema).inbox_page(1, 0, *args))]
+        return [received.name for received in store.run(InboxStatementBuilder(store.schema).inbox_page(1, 0, *args))]
 
     assert names() == ["a", "b", "c", "a"]
     assert names(["a", "b"]) == ["a", "b", "a"]
@@ -80,7 +80,7 @@ def test_a_page_skips_what_is_left_out_however_large(store: Store) -> None:
     assert verdict(store, "go") == "delivered"
     for args in ((["go"], ()), (None, ["spam"])):
         assert [
-            received.name for received in store.run(SignalStatementBuilder(store.schema).inbox_page(1, 0, *args))
+            received.name for received in store.run(InboxStatementBuilder(store.schema).inbox_page(1, 0, *args))
         ] == ["go"]
 
 

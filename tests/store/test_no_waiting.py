@@ -20,9 +20,9 @@ from tests.support.store import Store
 
 from gen_durable.limits import Concurrency
 from gen_durable.starts import Start
+from gen_durable.store.inbox import InboxStatementBuilder
 from gen_durable.store.journal import JournalStatementBuilder, ProgressReport
 from gen_durable.store.retention import RetentionStatementBuilder
-from gen_durable.store.signals import SignalStatementBuilder
 from gen_durable.store.types import Commit
 
 ROW = "select from @schema.instances where id = {} for update"
@@ -227,7 +227,7 @@ CASES = {
     "rejected signals": Case(
         "".join(parked(i) + signal(6 + i, i, consumed=True, rejection="no", rejected_by=["a"]) for i in (1, 2)),
         ROW.format(1),
-        lambda s: s.run(SignalStatementBuilder(s.schema).retry_signals_others_rejected([("m", 1, "b")], (0, 0), 9)).ids,
+        lambda s: s.run(InboxStatementBuilder(s.schema).retry_signals_others_rejected([("m", 1, "b")], (0, 0), 9)).ids,
         [8],
     ),
     "unlocked": Case(
@@ -260,8 +260,8 @@ PATIENT: dict[str, tuple[str, Callable[[Store], Any]]] = {
     ),
     "retry": (ROW.format(2), lambda s: s.reads.retry(2, None)),
     "delete_instance": (ROW.format(2), lambda s: s.reads.delete_instance(2, None)),
-    "delete_signals": (ROW.format(2), lambda s: SignalStatementBuilder(s.schema).delete_signals(2, None, None)),
-    "restore_signals": (ROW.format(2), lambda s: SignalStatementBuilder(s.schema).restore_signals([7])),
+    "delete_signals": (ROW.format(2), lambda s: InboxStatementBuilder(s.schema).delete_signals(2, None, None)),
+    "restore_signals": (ROW.format(2), lambda s: InboxStatementBuilder(s.schema).restore_signals([7])),
 }
 
 

@@ -7,23 +7,23 @@ from tests.support.machine import send
 from tests.support.rows import ended, executing, instance, parked, seconds, signal
 from tests.support.store import Store
 
-from gen_durable.store.signals import RejectResult, RetryRejectedResult, SignalStatementBuilder
+from gen_durable.store.inbox import InboxStatementBuilder, RejectResult, RetryRejectedResult
 
 WAITING = {"awaits": ["go"], "has_signals": True}
 REJECTED = {"consumed": True, "rejection": "no", "rejected_by": ["old"]}
 
 
 def reject(store: Store, *ids: int, target: int = 1, epoch: int = 1, mark: str = "old") -> RejectResult:
-    calls = SignalStatementBuilder(store.schema)
+    calls = InboxStatementBuilder(store.schema)
     return store.run(calls.reject_signals_and_release_claims(target, epoch, ids, [f"reason {n}" for n in ids], mark))
 
 
 def retry(store: Store, mark: str = "new", *, batch: int = 100, after: tuple[int, int] = (0, 0)) -> RetryRejectedResult:
-    return store.run(SignalStatementBuilder(store.schema).retry_signals_others_rejected([("m", 1, mark)], after, batch))
+    return store.run(InboxStatementBuilder(store.schema).retry_signals_others_rejected([("m", 1, mark)], after, batch))
 
 
 def restore(store: Store, *ids: int) -> list[tuple[str, str | None]]:
-    return store.run(SignalStatementBuilder(store.schema).restore_signals(ids))
+    return store.run(InboxStatementBuilder(store.schema).restore_signals(ids))
 
 
 def test_a_rejected_signal_is_kept_and_its_row_waits_again(store: Store) -> None:
@@ -213,11 +213,11 @@ def test_an_inbox_is_emptied(store: Store, name: str | None, left: list[int]) ->
         + signal(8, 1, "other")
         + signal(9, 1, consumed=True, dedup_key="d")
     )
-    found = store.run(SignalStatementBuilder(store.schema).delete_signals(1, None, name))
+    found = store.run(InboxStatementBuilder(store.schema).delete_signals(1, None, name))
     assert found is not None
     assert (found.id, found.deleted) == (1, 4 - len(left))
     assert [s["id"] for s in store.inbox()] == left
-    assert store.run(SignalStatementBuilder(store.schema).delete_signals(99, None, None)) is None
+    assert store.run(InboxStatementBuilder(store.schema).delete_signals(99, None, None)) is None
 
 
 def test_a_row_that_a_deleted_signal_had_woken_waits_again(store: Store) -> None:
@@ -227,7 +227,7 @@ def test_a_row_that_a_deleted_signal_had_woken_waits_again(store: Store) -> None
     )
     store.signal(send(1))
     assert store.row(1)["status"] == "runnable"
-    found = store.run(SignalStatementBuilder(store.schema).delete_signals(1, None, None))
+    found = store.run(InboxStatementBuilder(store.schema).delete_signals(1, None, None))
     assert found is not None
     assert found.woken_queues == ["default"]
     assert (store.row(1)["status"], store.row(1)["seen"], store.row(2)["blocked_on"]) == ("awaiting_signal", [], None)
@@ -249,26 +249,26 @@ def test_a_row_that_a_deleted_signal_had_woken_waits_again(store: Store) -> None
 def test_other_rows_stay_as_they_are(store: Store, row: str) -> None:
     store.given(row + signal(7, 1))
     before = store.row(1)["status"]
-    store.run(SignalStatementBuilder(store.schema).delete_signals(1, None, None))
+    store.run(InboxStatementBuilder(store.schema).delete_signals(1, None, None))
     assert store.row(1)["status"] == before
 
 
 def test_a_row_whose_signals_stay_is_left_alone(store: Store) -> None:
     """It awaits a name, and was made runnable by a retry: nothing was deleted, so nothing changes."""
     store.given(instance(1, awaits=["go"]) + signal(7, 1, "other"))
-    store.run(SignalStatementBuilder(store.schema).delete_signals(1, None, "third"))
+    store.run(InboxStatementBuilder(store.schema).delete_signals(1, None, "third"))
     assert store.row(1)["status"] == "runnable"
 
 
 def test_a_row_with_another_awaited_signal_stays_runnable(store: Store) -> None:
     store.given(parked(1, awaits=["go", "stop"]))
     store.signal(send(1), send(1, "stop"))
-    store.run(SignalStatementBuilder(store.schema).delete_signals(1, None, "go"))
+    store.run(InboxStatementBuilder(store.schema).delete_signals(1, None, "go"))
     assert store.row(1)["status"] == "runnable"
 
 
 def test_signals_are_read_with_their_states(store: Store) -> None:
-    calls = SignalStatementBuilder(store.schema)
+    calls = InboxStatementBuilder(store.schema)
     store.given(
         executing(1)
         + ended(2)

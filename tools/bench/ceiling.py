@@ -15,8 +15,8 @@ from typing import Any, TypeVar, cast
 
 from gen_durable import Context, Durable, ScheduleChildren, Start
 from gen_durable.core.services import services_of
+from gen_durable.engine.outcome_and_children_flusher import flush_outcome_and_children
 from gen_durable.engine.outcome_encoder import encode_outcome
-from gen_durable.engine.single_outcome_flusher import flush_outcome_and_children
 from gen_durable.pg.connector import connect_to_first_usable_host
 from gen_durable.pg.persistent_connection import PersistentConnection
 from gen_durable.starts import to_step_spec

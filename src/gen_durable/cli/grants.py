@@ -146,7 +146,7 @@ def revoke(
         left = _run_with_connection(dsn, lambda link: login_grants.revoke_role(link, checked, role.value, login))
     else:
         left = _run_with_connection(
-            dsn, lambda link: login_grants.revoke_grant(link, checked, role.value, login, named)
+            dsn, lambda link: login_grants.revoke_insert_grant(link, checked, role.value, login, named)
         )
     _print_login_rights(left)
 

@@ -14,17 +14,17 @@ from gen_durable.core.insert_runner import InsertRunner
 from gen_durable.core.notifier import Notifier
 from gen_durable.core.signal_runner import SignalRunner
 from gen_durable.core.statement_runner import StatementRunner
-from gen_durable.database_connections import DatabaseConnections
+from gen_durable.durable_database import DurableDatabase
 from gen_durable.encryption import PayloadEncryption
 from gen_durable.errors import ConfigError
 from gen_durable.pg.persistent_connection import ConnectionTarget
 from gen_durable.pg.pool import Pool
 from gen_durable.pg.write_access import write_access_statement
+from gen_durable.store.inbox import InboxStatementBuilder
 from gen_durable.store.instance_admin import InstanceAdminStatementBuilder
 from gen_durable.store.journal import JournalStatementBuilder
 from gen_durable.store.retention import RetentionStatementBuilder
 from gen_durable.store.schema import Schema
-from gen_durable.store.signals import SignalStatementBuilder
 from gen_durable.store.start_or_update import StartOrUpdateStatementBuilder
 from gen_durable.store.statements import StatementBuilder
 from gen_durable.telemetry import Events
@@ -47,19 +47,19 @@ class Services:
         "encryption",
         "engine_statement_runner",
         "events",
+        "inbox_statements",
         "insert_runner",
         "is_open",
         "journal_statements",
         "retention_statements",
         "schema",
         "signal_runner",
-        "signal_statements",
         "start_or_update_statements",
         "statement_runner",
         "statements",
     )
 
-    def __init__(self, database: DatabaseConnections, encryption: PayloadEncryption | None) -> None:
+    def __init__(self, database: DurableDatabase, encryption: PayloadEncryption | None) -> None:
         self._database = database
         self.schema: Schema = database.schema
         self.statements = StatementBuilder(self.schema)
@@ -67,7 +67,7 @@ class Services:
         self.admin_statements = InstanceAdminStatementBuilder(self.schema)
         self.start_or_update_statements = StartOrUpdateStatementBuilder(self.schema)
         self.retention_statements = RetentionStatementBuilder(self.schema)
-        self.signal_statements = SignalStatementBuilder(self.schema)
+        self.inbox_statements = InboxStatementBuilder(self.schema)
         self.events = Events()
         self.encryption = encryption
         self.statement_runner = StatementRunner(self._get_client_pool, self.schema.name)

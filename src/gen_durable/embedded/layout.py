@@ -83,7 +83,7 @@ def create_and_check_layout(directory: Path) -> Layout:
     """Create the directory if it is missing, and check its owner. Raises `EmbeddedUnavailable` if it cannot be used."""
     try:
         layout = Layout(path_ownership.resolve_safe_path(directory.expanduser()))
-        _make_directories(layout.directory)
+        _make_private_directory_and_parents(layout.directory)
         check_layout_ownership(layout)
         with os.fdopen(path_ownership.open_owned_file(layout.gitignore_file, os.O_WRONLY | os.O_CREAT), "w") as file:
             file.write("*\n")
@@ -123,7 +123,7 @@ def check_layout_ownership(layout: Layout) -> None:
             path_ownership.check_file_ownership(file, account)
 
 
-def _make_directories(directory: Path) -> None:
+def _make_private_directory_and_parents(directory: Path) -> None:
     """Create the directory for its owner only, and the missing ones above it writable by their owner only."""
     missing = [parent for parent in directory.parents if not parent.exists()]
     for parent in reversed(missing):

@@ -19,8 +19,8 @@ from gen_durable.errors import DecodeError, GenDurableError
 from gen_durable.pg.error_classifier import ConnectionLost, SqlError, describe_for_log
 from gen_durable.pg.pool import Pool
 from gen_durable.signals import Received
+from gen_durable.store.inbox import InboxStatementBuilder
 from gen_durable.store.journal import JournalStatementBuilder
-from gen_durable.store.signals import SignalStatementBuilder
 from gen_durable.store.statements import StatementBuilder
 from gen_durable.store.types import Claim
 from gen_durable.stored_exceptions import describe_error
@@ -49,7 +49,7 @@ class ClaimPartLoader:
     ) -> None:
         self._pool = pool
         self._statements = statements
-        self._signal_statements = SignalStatementBuilder(statements.schema)
+        self._signal_statements = InboxStatementBuilder(statements.schema)
         self._journal_statements = journal_statements
         self._journal = journal
         self._loading = asyncio.Lock()

@@ -24,7 +24,7 @@ from gen_durable.pg.error_classifier import ConnectionLost, SqlError
 from gen_durable.pg.pool import Pool
 from gen_durable.signal_decoder_fingerprints import SignalDecoderFingerprints
 from gen_durable.step_registry import Registry
-from gen_durable.store.signals import SignalStatementBuilder
+from gen_durable.store.inbox import InboxStatementBuilder
 from gen_durable.store.statements import StatementBuilder
 from gen_durable.store.types import Claim
 from gen_durable.telemetry import AwaitTimedOut, ClaimLost, Events, SignalRejected
@@ -82,7 +82,7 @@ class ClaimTable:
     ) -> None:
         self._pool = pool
         self._statements = statements
-        self._signal_statements = SignalStatementBuilder(statements.schema)
+        self._signal_statements = InboxStatementBuilder(statements.schema)
         self._fingerprints = fingerprints
         self._slots = slots
         self._tasks = tasks

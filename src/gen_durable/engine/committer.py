@@ -19,8 +19,8 @@ from typing import Final, Protocol, assert_never
 from gen_durable.backoff import GrowingPauses
 from gen_durable.core.notifier import Notifier
 from gen_durable.engine.commit_queue import LARGE_OUTCOME, CommitQueue, payload_size, should_flush_apart
+from gen_durable.engine.outcome_and_children_flusher import flush_outcome_and_children
 from gen_durable.engine.outcome_rejection import describe_fault, to_rejection
-from gen_durable.engine.single_outcome_flusher import flush_outcome_and_children
 from gen_durable.engine.slow_commit_connections import SlowCommitConnections
 from gen_durable.errors import OutcomeRejected
 from gen_durable.escaping_loggers import get_escaping_logger
@@ -164,7 +164,7 @@ class Committer:
                 tasks.add(self._task)
             await asyncio.wait(tasks)
 
-    async def cancel_flushes(self) -> None:
+    async def close_and_cancel_flushes(self) -> None:
         """Cancel flushes that the database has not answered in time, for good."""
         self._is_closing = True
         tasks = [t for t in (self._task, *self._side_flushes) if t is not None]

@@ -20,8 +20,8 @@ from typing import Any, Final, cast
 from gen_durable.context import Context
 from gen_durable.core.claim_and_outcome_encryption import ClaimAndOutcomeEncryption
 from gen_durable.durations import Duration
-from gen_durable.engine.children_reader import ChildrenReader
 from gen_durable.engine.hook_caller import HookCaller, await_within_seconds
+from gen_durable.engine.many_children_reader import ManyChildrenReader
 from gen_durable.engine.outcome_encoder import EncodedOutcome, encode_cancel_outcome, encode_outcome
 from gen_durable.engine.thread_pool import ThreadPool
 from gen_durable.errors import LeaseLost, NoFreeThread, StepCancelled, UnreadableSignal
@@ -67,7 +67,7 @@ class Executor:
         self,
         worker: str,
         threads: ThreadPool,
-        children: ChildrenReader,
+        children: ManyChildrenReader,
         limits: LimitService,
         journal: JournalService,
         *,
@@ -96,7 +96,7 @@ class Executor:
         `previous`, the committed outcome of this claim that led here, holds the decoded state. `task` is the current
         task, if known. With a `transaction` the step's error is raised as `TransactionalStepRaised`.
         """
-        state = previous.state if previous is not None else self._decrypt_and_decode_claim(claim, entry)
+        state = previous.state if previous is not None else self._decode_state_and_open_journal(claim, entry)
         ctx, claim.taken = self._make_context(claim, entry.spec, transaction), None
         try:
             if entry.plain:
@@ -132,7 +132,7 @@ class Executor:
             raise TransactionalStepRaised(error) from error
         return await self.answer_step_error(claim, entry, ctx, error, may_continue=may_continue)
 
-    def _decrypt_and_decode_claim(self, claim: Claim, entry: RunnableStep) -> object:
+    def _decode_state_and_open_journal(self, claim: Claim, entry: RunnableStep) -> object:
         try:
             if self._encryption is not None:
                 self._encryption.decrypt_claim(claim)
@@ -301,7 +301,7 @@ class Executor:
             claim.epoch,
             claim.seq,
             claim.inbox,
-            _awaited_signals(claim) if claim.inbox else (),
+            _received_awaited_signals(claim) if claim.inbox else (),
             claim.children,
             None if claim.children is not None else functools.partial(self._children.read_page, claim.id),
             self._limits,
@@ -395,5 +395,5 @@ async def _absorb_cancellation_by_step(claim: Claim) -> None:
         task.uncancel()
 
 
-def _awaited_signals(claim: Claim) -> tuple[Received, ...]:
+def _received_awaited_signals(claim: Claim) -> tuple[Received, ...]:
     return () if claim.awaits is None else tuple(s for s in claim.inbox if s.name in claim.awaits)

@@ -20,7 +20,7 @@ from gen_durable.escaping_loggers import get_escaping_logger
 from gen_durable.pg.persistent_connection import PersistentConnection
 from gen_durable.signal_decoder_fingerprints import SignalDecoderFingerprints
 from gen_durable.step_registry import Registry
-from gen_durable.store.signals import SignalStatementBuilder
+from gen_durable.store.inbox import InboxStatementBuilder
 from gen_durable.store.statements import StatementBuilder
 from gen_durable.store.types import ReapedClaim, UnknownStep
 from gen_durable.telemetry import (
@@ -65,7 +65,7 @@ class Reaper(BackgroundTask):
         self._events = events
         self._dead_letters = dead_letters
         self._crashed = crashed
-        self._signal_statements = SignalStatementBuilder(statements.schema)
+        self._signal_statements = InboxStatementBuilder(statements.schema)
         self._fingerprints = fingerprints
         self._rejected_after = (0, 0)  # the instance and the signal that the last round ended with
         self._rejected_due_at = 0.0

@@ -18,7 +18,6 @@ from gen_durable.core.background_task import BackgroundTask
 from gen_durable.core.claim_and_outcome_encryption import ClaimAndOutcomeEncryption
 from gen_durable.core.services import Services
 from gen_durable.engine.active_claim import ActiveClaim
-from gen_durable.engine.children_reader import ChildrenReader
 from gen_durable.engine.claim_part_loader import ClaimPartLoader
 from gen_durable.engine.claim_runner import ClaimRunner
 from gen_durable.engine.claim_table import ClaimTable
@@ -29,6 +28,7 @@ from gen_durable.engine.gc import Gc
 from gen_durable.engine.heartbeat import Heartbeat
 from gen_durable.engine.history_trimmer import HistoryTrimmer
 from gen_durable.engine.journal_action_runner import JournalActionRunner
+from gen_durable.engine.many_children_reader import ManyChildrenReader
 from gen_durable.engine.picker import Picker
 from gen_durable.engine.reaper import Reaper
 from gen_durable.engine.slots import Slots
@@ -118,7 +118,7 @@ class Runtime:
         executor = Executor(
             self.name,
             self._threads,
-            ChildrenReader(services.pool, services.statements, services.encryption),
+            ManyChildrenReader(services.pool, services.statements, services.encryption),
             StepLimiter(services.engine_statement_runner, services.statements, services.notifier),
             self._journal,
             encryption=None
@@ -258,7 +258,7 @@ class Runtime:
             for connection in self._connections:
                 connection.terminate()
             self._transactional.terminate_connections()
-            await self.committer.cancel_flushes()
+            await self.committer.close_and_cancel_flushes()
             await self._journal.close()
             self._threads.close()
 

@@ -141,7 +141,7 @@ class StepJournal:
     def _decrypt_stored_value(self, raw: bytes, field: str) -> bytes:
         return raw if self._encryption is None else self._encryption.decrypt(raw, self._fence.id, field).encode()
 
-    def reset_for_next_execution(self) -> None:
+    def restart_for_next_execution(self) -> None:
         """Prepare for another execution by the same claim: finished activities answer again."""
         self._used.clear()
 

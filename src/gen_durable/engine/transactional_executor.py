@@ -24,9 +24,9 @@ from gen_durable.engine.committer import (
     act_on_flush_follow_ups,
 )
 from gen_durable.engine.executor import Executor, TransactionalStepRaised
+from gen_durable.engine.outcome_and_children_flusher import flush_outcome_and_children
 from gen_durable.engine.outcome_encoder import EncodedOutcome
 from gen_durable.engine.outcome_rejection import UnusableLimit, describe_fault, to_rejection
-from gen_durable.engine.single_outcome_flusher import flush_outcome_and_children
 from gen_durable.engine.step_journal import StepJournal
 from gen_durable.errors import DatabaseUnavailable, InvalidOutcome, OutcomeRejected
 from gen_durable.escaping_loggers import get_escaping_logger
@@ -109,7 +109,7 @@ class TransactionalExecutor:
                     else:
                         return committed
                     if isinstance(claim.step_journal, StepJournal):
-                        claim.step_journal.reset_for_next_execution()
+                        claim.step_journal.restart_for_next_execution()
                     await asyncio.sleep(pauses.next_seconds())
             finally:
                 self._free.append(connection)

@@ -34,7 +34,7 @@ class SignalAdminOperations:
 
         At most `limit`, oldest first. They come without their payloads unless `payloads=True`.
         """
-        statement = self._services.signal_statements.signals_of(
+        statement = self._services.inbox_statements.signals_of(
             *parse_target(target, self._services), _check_page_size(limit), payloads=payloads
         )
         found = await self._services.statement_runner.run(statement, "signals", may_run_twice=True)
@@ -45,7 +45,7 @@ class SignalAdminOperations:
     ) -> list[StoredSignal]:
         """Signals of all instances that no worker could read, by instance and age; `after` is the last of a page."""
         place = (0, 0) if after is None else (after.target_id, after.id)
-        statement = self._services.signal_statements.rejected_signals(place, _check_page_size(limit), payloads=payloads)
+        statement = self._services.inbox_statements.rejected_signals(place, _check_page_size(limit), payloads=payloads)
         found = await self._services.statement_runner.run(statement, "rejected_signals", may_run_twice=True)
         return [self._decrypt_signal(signal) for signal in found]
 
@@ -56,7 +56,7 @@ class SignalAdminOperations:
         several = list(dict.fromkeys(ids))
         if any(type(one) is not int for one in several):
             raise InputError("restore_signals takes the ids of signals, as app.rejected_signals() returns them")
-        statement = self._services.signal_statements.restore_signals(several)
+        statement = self._services.inbox_statements.restore_signals(several)
         verdicts = await self._services.statement_runner.run(statement, "restore_signals", may_run_twice=False)
         for queue in {queue for _, queue in verdicts if queue is not None}:
             self._services.notifier.wake(queue)
@@ -68,7 +68,7 @@ class SignalAdminOperations:
         Their dedup keys are free again. An instance that one of them had woken waits again; a step that executes keeps
         what it was given. Raises `NotFound`.
         """
-        statement = self._services.signal_statements.delete_signals(*parse_target(target, self._services), name)
+        statement = self._services.inbox_statements.delete_signals(*parse_target(target, self._services), name)
         found = await self._services.statement_runner.run(statement, "delete_signals", may_run_twice=False)
         if found is None:
             raise NotFound(f"{describe_target(target)} is unknown")

@@ -1,7 +1,7 @@
 """Grants the roles `producer` and `client` to single logins, with restrictions and quotas, and revokes them.
 
-The restrictions are rows of ours that `insert` checks (sql/functions/require_granted.sql, take_quota.sql), by the oid
-of the login. A login without rows has all rights of its role, so the last row of a login goes only together with its
+The restrictions are rows of ours that `insert` checks by the oid of the login (sql/functions/require_granted.sql,
+take_login_quota.sql). A login without rows has all rights of its role, so the last row of a login goes only together with its
 right to insert. Each change is one transaction.
 """
 
@@ -110,7 +110,7 @@ async def revoke_role(connection: PersistentConnection, schema: Schema, role: In
         return await _read_login_grants(driver_connection, schema, found)
 
 
-async def revoke_grant(
+async def revoke_insert_grant(
     connection: PersistentConnection, schema: Schema, role: InsertRole, login: str, grant: Grant
 ) -> LoginGrants:
     """Delete one grant of a login. With its last grant the login loses the role too: otherwise it could insert all.

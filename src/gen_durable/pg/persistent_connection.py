@@ -57,7 +57,7 @@ class PersistentConnection:
     async def run(self, statement: Statement[T], *, timeout: float | None = None) -> T:
         """Run a statement. Raises `ConnectionLost`, or the server's own error."""
         async with self._lock:
-            driver_connection = await self._connect()
+            driver_connection = await self._get_or_open_connection()
             try:
                 with self.watch_server():
                     rows = await driver_connection.fetch(statement.text, *statement.args, timeout=timeout)
@@ -71,7 +71,7 @@ class PersistentConnection:
     async def run_in_transaction(self, work: Callable[[RunStatement], Awaitable[T]]) -> T:
         """Run several statements in one transaction. If one fails, the connection is dropped."""
         async with self._lock:
-            driver_connection = await self._connect()
+            driver_connection = await self._get_or_open_connection()
 
             async def run(statement: Statement[U]) -> U:
                 with _convert_lost_connection_errors():
@@ -93,7 +93,7 @@ class PersistentConnection:
     async def run_script(self, sql: str) -> None:
         """Run several statements without parameters in one implicit transaction."""
         async with self._lock:
-            driver_connection = await self._connect()
+            driver_connection = await self._get_or_open_connection()
             try:
                 with self.watch_server():
                     await driver_connection.execute(sql)
@@ -106,7 +106,7 @@ class PersistentConnection:
     async def connect(self) -> asyncpg.Connection[Any]:
         """Connect if needed, and return the driver's connection: for LISTEN and for transactions."""
         async with self._lock:
-            return await self._connect()
+            return await self._get_or_open_connection()
 
     def watch_server(self) -> AbstractContextManager[None]:
         """`with connection.watch_server():` around a driver's statement: cuts the connection if its server is dead."""
@@ -158,7 +158,7 @@ class PersistentConnection:
         if not isinstance(error, Exception) or classify_error(error) is FaultKind.GONE:
             self.drop()
 
-    async def _connect(self) -> asyncpg.Connection[Any]:
+    async def _get_or_open_connection(self) -> asyncpg.Connection[Any]:
         current = self._current
         if current is not None and self._pid == os.getpid() and _is_open_and_writable(current):
             return current.driver_connection

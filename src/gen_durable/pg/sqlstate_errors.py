@@ -32,7 +32,7 @@ def to_library_error(error: BaseException, operation: str, schema: str) -> GenDu
             return InputError(f"{operation}: {message_of(error)}")
         case "GD006":  # raised by require_read_committed.sql
             return InputError(f"{operation}: {message_of(error)}: use READ COMMITTED for it")
-        case "GD007":  # raised by take_quota.sql
+        case "GD007":  # raised by take_login_quota.sql
             detail, hint = detail_and_hint_of(error)
             retry_after = float(detail) if detail else None
             return QuotaExceeded(f"{operation}: {message_of(error)}. {hint}", retry_after=retry_after)

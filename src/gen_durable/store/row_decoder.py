@@ -65,7 +65,7 @@ class QueueReport(msgspec.Struct, frozen=True):
     last_group: str | msgspec.UnsetType | None = msgspec.UNSET
 
 
-class PickReport(msgspec.Struct, frozen=True):
+class PickReportColumn(msgspec.Struct, frozen=True):
     """The column `report` of `pick.sql`."""
 
     queues: dict[str, QueueReport] | None
@@ -73,14 +73,14 @@ class PickReport(msgspec.Struct, frozen=True):
     blocked: list[BlockedRows]
 
 
-_decode_report = msgspec.json.Decoder(PickReport).decode
+_decode_report = msgspec.json.Decoder(PickReportColumn).decode
 _decode_reclaimed = msgspec.json.Decoder(list[ReapedClaim]).decode
 
 
 def decode_pick_result(rows: Sequence[Row]) -> PickResult:
     """The claims, and the report, which is in a row without an id."""
     claims: list[Claim] = []
-    report: PickReport | None = None
+    report: PickReportColumn | None = None
     for row in rows:
         if row[0] is not None:
             claims.append(decode_claim(row))

@@ -23,13 +23,13 @@ from gen_durable.core.notifier import Notifier
 from gen_durable.core.services import Services, services_of
 from gen_durable.durations import Duration
 from gen_durable.engine.active_claim import ActiveClaim
-from gen_durable.engine.children_reader import ChildrenReader
 from gen_durable.engine.claim_part_loader import ClaimPartLoader
 from gen_durable.engine.claim_runner import ClaimRunner
 from gen_durable.engine.claim_table import ClaimTable
 from gen_durable.engine.committer import Committer
 from gen_durable.engine.executor import Executor, TransactionalStepRaised, UndecodableState
 from gen_durable.engine.journal_action_runner import JournalActionRunner
+from gen_durable.engine.many_children_reader import ManyChildrenReader
 from gen_durable.engine.outcome_encoder import EncodedOutcome
 from gen_durable.engine.slots import Slots
 from gen_durable.engine.slow_commit_connections import SlowCommitConnections
@@ -110,7 +110,7 @@ class Stepper:
         self._executor = HarnessExecutor(
             WORKER,
             self._threads,
-            ChildrenReader(services.pool, services.statements, services.encryption),
+            ManyChildrenReader(services.pool, services.statements, services.encryption),
             StepLimiter(services.statement_runner, services.statements, self._notifier),
             self._journal,
             encryption=None
@@ -162,7 +162,7 @@ class Stepper:
         await self._connection.run_script("set synchronous_commit = off")
 
     async def close(self) -> None:
-        await self._committer.cancel_flushes()
+        await self._committer.close_and_cancel_flushes()
         await self._journal.close()
         self._threads.close()
         connections = self._connection, self._side_connection, self._side_connections, self._transactional

@@ -12,9 +12,9 @@
 -- on_conflict: 'raise' (the whole call fails with GD001), 'skip' (the id is null) or 'existing' (the id of the holder).
 -- Returns one row per input row, in input order; blocked_on is the gate that a new row waits for
 -- (gates_blocking_new_rows.sql). Raises 42501 for what the grants of the login do not allow (require_granted.sql), GD007
--- above its quotas (take_quota.sql).
+-- above its quotas (take_login_quota.sql).
 -- Index: instances_unique.
--- Locks: the quotas of the login, if it has any (take_quota.sql). Then rows are inserted in the order of their keys, so two calls with the same keys wait for each other in one
+-- Locks: the quotas of the login, if it has any (take_login_quota.sql). Then rows are inserted in the order of their keys, so two calls with the same keys wait for each other in one
 -- direction only (tests/interleavings: insert_insert).
 create or replace function @schema.insert(
   fsms text[],
@@ -79,7 +79,7 @@ begin
   if starter is not null then  -- alone, because a condition with a query costs as much as a query
     if exists (select from @schema.restricted_logins one where one.login = starter) then
       perform @schema.require_granted(starter, fsms, queues, priorities, partition_keys);
-      perform @schema.take_quota(starter, total);
+      perform @schema.take_login_quota(starter, total);
     end if;
   end if;
 

@@ -1,6 +1,6 @@
 -- Baseline, a part of its own: what single logins may insert, and how much (docs/howto/roles.md).
 
--- insert looks for the row of its login; without one nothing else is read. take_quota locks and updates it.
+-- insert looks for the row of its login; without one nothing else is read. take_login_quota locks and updates it.
 create table @schema.restricted_logins (
   login               oid primary key,
   login_name          text not null,

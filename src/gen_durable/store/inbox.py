@@ -39,7 +39,7 @@ class DeleteSignalsResult:
     woken_queues: list[str]
 
 
-class SignalStatementBuilder:
+class InboxStatementBuilder:
     """The statements, for one schema."""
 
     __slots__ = ("_delete", "_inbox_page", "_reject", "_rejected", "_restore", "_retry", "_signals")

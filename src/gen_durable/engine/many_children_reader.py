@@ -12,7 +12,7 @@ from gen_durable.store.statements import StatementBuilder
 PAGE: Final = 1000
 
 
-class ChildrenReader:
+class ManyChildrenReader:
     """Reads the children that are too many to come with their parent's claim."""
 
     __slots__ = ("_encryption", "_pool", "_statements")

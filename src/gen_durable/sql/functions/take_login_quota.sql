@@ -1,4 +1,4 @@
--- take_quota: count instances that a login is about to insert against its quotas, or raise GD007.
+-- take_login_quota: count instances that a login is about to insert against its quotas, or raise GD007.
 --
 -- Parameters: the oid of the login; how many instances. All of a call count, also those whose unique key is taken.
 -- max_live: live_left is what the last count has left. Only when it is used up are the live rows counted again; an
@@ -10,7 +10,7 @@
 -- Locks: the row of the login, before any unique key, until the transaction ends: with the count under the lock, no two
 -- inserts take the same rest (tests/interleavings: quota_quota). A login without quotas locks nothing.
 -- Guarded by tests/security/test_quotas.py.
-create or replace function @schema.take_quota(login oid, count int)
+create or replace function @schema.take_login_quota(login oid, count int)
 returns void
 language plpgsql
 set search_path = pg_catalog, pg_temp

@@ -1,4 +1,4 @@
-"""`DatabaseConnections`: finds the database of a `Durable`, checks or migrates its schema, and owns the pools.
+"""`DurableDatabase`: finds the database of a `Durable`, checks or migrates its schema, and owns the pools.
 
 The database comes from a DSN, from DATABASE_URL, from the embedded server, or from a pool of the caller. A caller's
 pool runs the client's calls only, and is never closed here: user code can hold its connections, so a worker, which
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 log = get_escaping_logger("gen_durable")
 
 
-class DatabaseConnections:
+class DurableDatabase:
     """The database of one `Durable`.
 
     After `open`: `pool` (the library's own connections), `client_pool` (for the client's calls), `installation_keys`.
