@@ -19,8 +19,8 @@ from gen_durable.engine.journal_action_runner import JournalActionRunner
 from gen_durable.engine.step_journal import StepJournal
 from gen_durable.engine.thread_pool import ThreadPool
 from gen_durable.pg.pool import Pool
+from gen_durable.store import inbox as inbox_module
 from gen_durable.store import journal as journal_module
-from gen_durable.store import signals as signals_module
 from gen_durable.store.statements import Statement
 from gen_durable.store.types import Claim
 
@@ -115,7 +115,7 @@ async def test_an_inbox_ends_with_the_last_signal_that_fits(  # noqa: PLR0917  #
     dsn: str, schema: str, monkeypatch: pytest.MonkeyPatch, most: int, sizes: list[int], awaits: list[str] | None
 ) -> None:
     """A smaller one after it does not come before it; at least one is taken. The order is that of the ids."""
-    monkeypatch.setattr(signals_module, "PAGE_BYTES", 10)
+    monkeypatch.setattr(inbox_module, "PAGE_BYTES", 10)
     monkeypatch.setattr(module, "MAX_CLAIM_PART" if awaits else "MAX_UNAWAITED", most)
     async with reading(dsn, schema) as r:
         await r.send(5, 5, 4, 2, 5)  # two pages and a half, the second of which may end too early

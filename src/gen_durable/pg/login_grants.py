@@ -1,8 +1,8 @@
 """Grants the roles `producer` and `client` to single logins, with restrictions and quotas, and revokes them.
 
 The restrictions are rows of ours that `insert` checks by the oid of the login (sql/functions/require_granted.sql,
-take_login_quota.sql). A login without rows has all rights of its role, so the last row of a login goes only together with its
-right to insert. Each change is one transaction.
+take_login_quota.sql). A login without rows has all rights of its role, so the last row of a login goes only together
+with its right to insert. Each change is one transaction.
 """
 
 from __future__ import annotations
