@@ -19,9 +19,9 @@ from gen_durable.pg.error_classifier import ConnectionLost, SqlError
 from gen_durable.pg.migrate import check_schema_version, migrate
 from gen_durable.pg.persistent_connection import ConnectionTarget, PersistentConnection
 from gen_durable.pg.pool import CallerPool, DriverPool, OwnPool, Pool
-from gen_durable.pg.session_settings import role_settings_statement
+from gen_durable.pg.session_settings import read_role_settings_statement
 from gen_durable.pg.sqlstate_errors import to_library_error
-from gen_durable.store.installation import read_installation_keys
+from gen_durable.store.installation_keys import read_installation_keys
 from gen_durable.store.schema import Schema
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ class DurableDatabase:
             await self._migrate_or_check_schema(connection)
             self.installation_keys = await connection.run(read_installation_keys(self.schema))
             if connection.target.pooled:
-                (await connection.run(role_settings_statement())).check_engine_can_work()
+                (await connection.run(read_role_settings_statement())).check_engine_can_work()
         finally:
             await connection.close()
         self._warn_about_undeclared_pooler(connection.target)

@@ -198,7 +198,7 @@ class PayloadEncryption:
         message = self.decrypt_text_or_explain(one.message, instance, "progress/message")
         return dataclasses.replace(one, message=message, raw_detail=detail)
 
-    def decrypt_children(self, several: Iterable[Child]) -> tuple[Child, ...]:
+    def decrypt_children(self, children: Iterable[Child]) -> tuple[Child, ...]:
         """Children for their parent's step. Raises `DecodeError`."""
         return tuple(
             dataclasses.replace(
@@ -209,16 +209,16 @@ class PayloadEncryption:
                 raw_result=None if one.raw_result is None else self.decrypt(one.raw_result, one.id, RESULT).encode(),
                 raw_state=self.decrypt(one.raw_state, one.id, state_field(one.machine, one.version, one.step)).encode(),
             )
-            for one in several
+            for one in children
         )
 
     def decrypt_signals_and_find_faults(
-        self, several: Iterable[Received], instance: int
+        self, signals: Iterable[Received], instance: int
     ) -> tuple[tuple[Received, ...], tuple[SignalFault, ...]]:
         """Signals for a step, and those that cannot be decrypted. A signal without a payload is not encrypted."""
         readable: list[Received] = []
         faults: list[SignalFault] = []
-        for one in several:
+        for one in signals:
             if one.payload == b"null":
                 readable.append(one)
                 continue

@@ -48,7 +48,7 @@ def error_type_of(error: BaseException) -> str:
 
 def describe_error(error: BaseException) -> str:
     """An exception as it is stored in `last_error`: its type and its message; of a group also its first parts."""
-    return to_storable_error(_describe_exception(error, 0))
+    return to_storable_error(_exception_as_text(error, 0))
 
 
 def format_traceback(error: BaseException, *, during: BaseException | None = None) -> str | None:
@@ -64,7 +64,7 @@ def format_traceback(error: BaseException, *, during: BaseException | None = Non
         return "(its traceback cannot be formatted)"
 
 
-def _describe_exception(error: BaseException, depth: int) -> str:
+def _exception_as_text(error: BaseException, depth: int) -> str:
     kind = type(error).__name__
     try:
         words = (
@@ -80,7 +80,7 @@ def _describe_exception(error: BaseException, depth: int) -> str:
 def _describe_group_parts(group: BaseExceptionGroup[BaseException], depth: int) -> str:
     """The parts of a group: `str` of it has only their number."""
     count = len(group.exceptions)
-    parts = [_describe_exception(part, depth + 1) for part in group.exceptions[:MAX_DESCRIBED_PARTS]]
+    parts = [_exception_as_text(part, depth + 1) for part in group.exceptions[:MAX_DESCRIBED_PARTS]]
     shown = [part if len(part) <= MAX_DESCRIBED_PART else part[: MAX_DESCRIBED_PART - 3] + "..." for part in parts]
     rest = [f"and {count - len(parts)} more"] if count > len(parts) else []
     return f"{count} error{'s' if count > 1 else ''} ({group.message}): {', '.join([*shown, *rest])}"

@@ -13,7 +13,7 @@ from tests.support.rows import executing, instance, seconds
 
 from gen_durable.limits import Limit
 from gen_durable.store.statements import Statement, StatementBuilder
-from gen_durable.store.types import Commit, LimitAnswer
+from gen_durable.store.types import AcquireLimitResult, Commit
 
 DONE = Commit(1, 1, 0, "done")
 # No partition keys here, except where it is said.
@@ -45,7 +45,7 @@ def changes(calls: StatementBuilder, count: int) -> Statement[Any]:
     return Statement(text, (count,), list)
 
 
-def enters(calls: StatementBuilder, instance: int, ticket: int, name: str = "l") -> Statement[LimitAnswer]:
+def enters(calls: StatementBuilder, instance: int, ticket: int, name: str = "l") -> Statement[AcquireLimitResult]:
     return calls.acquire_step_limit(instance, 1, Limit(name), ticket)
 
 
@@ -244,8 +244,8 @@ async def test_without_the_lock_of_the_policy_the_sweep_tells_by_the_old_one(
 INSIDE = slots(1) + executing(1) + executing(2) + waiting(3, 3)
 
 
-def insiders(end: End) -> list[LimitAnswer]:
-    return [a for a in (*end.left, *end.right) if isinstance(a, LimitAnswer) and a.is_granted]
+def insiders(end: End) -> list[AcquireLimitResult]:
+    return [a for a in (*end.left, *end.right) if isinstance(a, AcquireLimitResult) and a.is_granted]
 
 
 def one_inside(end: End) -> None:

@@ -17,7 +17,7 @@ from tests.support.schemas import Schemas
 from gen_durable import Durable, Signal, SyncDurable, job
 from gen_durable.errors import ConfigError, DatabaseRefused, InputError, NoTarget, NotFound
 from gen_durable.pg.persistent_connection import PersistentConnection
-from gen_durable.store.installation import InstallationKeys
+from gen_durable.store.installation_keys import InstallationKeys
 from gen_durable.store.schema import Schema
 
 hello = Signal("hello", int)

@@ -10,14 +10,14 @@ from tests.support.rows import executing, parked
 from tests.support.store import Store
 
 from gen_durable.limits import Limit
-from gen_durable.store.types import LimitAnswer
+from gen_durable.store.types import AcquireLimitResult
 
 SLOT = "insert into @schema.limits (name, kind, slots) values ('l', 'concurrency', 1);\n"
 RATE = "insert into @schema.limits (name, kind, period, burst) values ('r', 'rate', 3600, 2);\n"
 DEAD = {"claimed-again": executing(8, claims=3), "given-up": parked(8, claims=2)}
 
 
-def enter(store: Store, instance: int, ticket: int, name: str = "l", claim: int = 1) -> LimitAnswer:
+def enter(store: Store, instance: int, ticket: int, name: str = "l", claim: int = 1) -> AcquireLimitResult:
     return store.run(store.calls.acquire_step_limit(instance, claim, Limit(name), ticket))
 
 

@@ -183,11 +183,13 @@ class Notifier:
             return
         wait = self._missed_sent_at.get(queue, 0.0) + MISSED_INTERVAL - time.monotonic()
         if wait <= 0:
-            self._send_queue_ready_after_miss(queue)
+            self._send_queue_ready_for_rows_not_found(queue)
         else:
-            self._missed[queue] = asyncio.get_running_loop().call_later(wait, self._send_queue_ready_after_miss, queue)
+            self._missed[queue] = asyncio.get_running_loop().call_later(
+                wait, self._send_queue_ready_for_rows_not_found, queue
+            )
 
-    def _send_queue_ready_after_miss(self, queue: str) -> None:
+    def _send_queue_ready_for_rows_not_found(self, queue: str) -> None:
         self._missed.pop(queue, None)
         self._missed_sent_at[queue] = time.monotonic()
         self.send_message_soon(QueueReady(queue))

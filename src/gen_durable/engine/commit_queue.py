@@ -42,7 +42,7 @@ class CommitQueue(Generic[R]):
         """Take the outcomes of the next flush: at most `count`, and MAX_FLUSH_BYTES of payloads."""
         entries = self._entries
         if self._payload_bytes > MAX_FLUSH_BYTES:
-            batch, self._entries = _split_by_size(entries, count)
+            batch, self._entries = _take_batch_that_fits(entries, count)
         else:
             batch, self._entries = entries[:count], entries[count:]
         if self._payload_bytes:
@@ -63,7 +63,7 @@ def should_flush_apart(commit: Commit) -> bool:
     return commit.many_children is not None or payload_size(commit) > LARGE_OUTCOME
 
 
-def _split_by_size(
+def _take_batch_that_fits(
     entries: list[QueuedOutcome[R]], count: int
 ) -> tuple[list[QueuedOutcome[R]], list[QueuedOutcome[R]]]:
     """The outcomes of one flush, whose bytes are too many to go together, and those that are left.

@@ -19,7 +19,7 @@ from gen_durable.core.statement_runner import StatementRunner
 from gen_durable.errors import GenDurableError, InputError, LeaseLost, UnknownLimit
 from gen_durable.limits import Limit
 from gen_durable.store.statements import StatementBuilder
-from gen_durable.store.types import LimitAnswer
+from gen_durable.store.types import AcquireLimitResult
 
 FIRST_PAUSE: Final = 0.01
 LONGEST_PAUSE: Final = 0.25
@@ -46,7 +46,7 @@ class StepLimiter:
         """Wait for a slot or a token. Returns the ticket to release, or None if there is none."""
         pauses = GrowingPauses(FIRST_PAUSE, LONGEST_PAUSE, jitter=0.5)
         ticket = random.getrandbits(63)  # made here: after a lost answer the database recognises the ticket
-        request: asyncio.Task[LimitAnswer] | None = None
+        request: asyncio.Task[AcquireLimitResult] | None = None
         has_ticket: bool | None = None  # as last answered
         try:
             while True:
@@ -73,7 +73,7 @@ class StepLimiter:
                 await asyncio.shield(self._loop.create_task(self._release_once_answered(request, ticket)))
             raise
 
-    async def _release_once_answered(self, request: asyncio.Task[LimitAnswer], ticket: int) -> None:
+    async def _release_once_answered(self, request: asyncio.Task[AcquireLimitResult], ticket: int) -> None:
         """Release a ticket after an interrupted wait, once the request that may have granted it is answered."""
         await asyncio.wait([request])
         if request.exception() is None:

@@ -81,7 +81,7 @@ class RoleSettings:
             )
 
 
-def role_settings_statement() -> Statement[RoleSettings]:
+def read_role_settings_statement() -> Statement[RoleSettings]:
     """The settings of a connection on which nothing was set."""
     text = (
         "select pg_catalog.current_setting('default_transaction_isolation'), "

@@ -41,6 +41,7 @@ from gen_durable.store.row_decoder import (
 from gen_durable.store.schema import Schema
 from gen_durable.store.start_encoder import insert_parameters, insert_sql, limit_policy_columns
 from gen_durable.store.types import (
+    AcquireLimitResult,
     CancelResult,
     CascadeResult,
     Commit,
@@ -49,7 +50,6 @@ from gen_durable.store.types import (
     FollowUps,
     GcResult,
     InsertResult,
-    LimitAnswer,
     OutgoingSignal,
     PickResult,
     ReapResult,
@@ -346,10 +346,10 @@ class StatementBuilder:
     def limit_states(self) -> Statement[list[LimitState]]:
         return Statement(self._limits, (), lambda rows: [LimitState(*row) for row in rows])
 
-    def acquire_step_limit(self, instance: int, epoch: int, limit: Limit, ticket: int) -> Statement[LimitAnswer]:
+    def acquire_step_limit(self, instance: int, epoch: int, limit: Limit, ticket: int) -> Statement[AcquireLimitResult]:
         """Acquire a limit inside a step. `ticket` is a random number of the caller, the same in repeated attempts."""
         args = (instance, epoch, limit.name, limit.partition, limit.weight, ticket)
-        return Statement(self._acquire_limit, args, lambda rows: LimitAnswer(*rows[0]))
+        return Statement(self._acquire_limit, args, lambda rows: AcquireLimitResult(*rows[0]))
 
     def release_step_limit(self, ticket: int) -> Statement[list[str]]:
         return Statement(self._release_limit, (ticket,), lambda rows: rows[0][0] or [])

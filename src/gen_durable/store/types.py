@@ -87,7 +87,7 @@ class Claim(msgspec.Struct, eq=False, gc=False):
 
 
 @dataclass(frozen=True, slots=True)
-class LimitAnswer:
+class AcquireLimitResult:
     """The result of an attempt to acquire a limit inside a step.
 
     If `is_granted`, the step continues after `wait_seconds`; otherwise it tries again then. `has_ticket`: the
