@@ -19,6 +19,7 @@ from pathlib import Path
 import psycopg
 import pytest
 from tests.support import type_cache
+from tests.support.forks import ForkServer
 from tests.support.length import LONG
 from tests.support.schemas import Schemas
 
@@ -89,6 +90,14 @@ def dsn(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         connection.execute("select pg_reload_conf()")
     yield server.dsn
     release(server)
+
+
+@pytest.fixture(scope="session")
+def fork_server() -> Iterator[ForkServer]:
+    """One process that forks for the programs of all tests."""
+    server = ForkServer()
+    yield server
+    server.close()
 
 
 @pytest.fixture(scope="session")

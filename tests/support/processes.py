@@ -16,6 +16,7 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from tests.support.forks import ForkedProgram
 
 from gen_durable import Durable
 
@@ -26,7 +27,7 @@ PROGRAMS = Path(__file__).with_name("programs")
 class Program:
     """A process of ours under test, and the lines that it has written so far."""
 
-    process: subprocess.Popen[str]
+    process: subprocess.Popen[str] | ForkedProgram
     effects: Path
 
     def kill(self) -> None:
@@ -61,17 +62,19 @@ Spawn = Callable[..., Program]
 
 
 @pytest.fixture
-def spawn(dsn: str, schema: str, tmp_path: Path) -> Iterator[Spawn]:
+def spawn(dsn: str, schema: str, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Spawn]:
     """Start a program from `programs/` against the test's schema. Programs that still run at the end are killed."""
     started: list[Program] = []
 
     def start(name: str, **environment: str) -> Program:
         effects = tmp_path / "effects"
-        process = subprocess.Popen(
-            [sys.executable, str(PROGRAMS / f"{name}.py")],
-            env={**os.environ, "DSN": dsn, "SCHEMA": schema, "EFFECTS": str(effects), **environment},
-            text=True,
-        )
+        file = str(PROGRAMS / f"{name}.py")
+        given = {**os.environ, "DSN": dsn, "SCHEMA": schema, "EFFECTS": str(effects), **environment}
+        process: subprocess.Popen[str] | ForkedProgram
+        if "GEN_DURABLE_TEST_POOLED" in os.environ:  # read when an interpreter starts
+            process = subprocess.Popen([sys.executable, file], env=given, text=True)
+        else:
+            process = request.getfixturevalue("fork_server").start([file], given)
         program = Program(process, effects)
         started.append(program)
         return program
