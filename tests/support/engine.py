@@ -35,6 +35,8 @@ BRIEF: dict[str, Any] = {
     "reap_interval": timedelta(seconds=0.2),
 }
 """Leases that a test can see run out."""
+NO_UPKEEP: dict[str, Any] = {"reap_interval": None, "gc_interval": None}
+"""Neither reaper nor gc, which would cost each worker a session and hide a lost wake-up."""
 
 
 def seconds(number: float) -> timedelta:
@@ -125,7 +127,10 @@ class Rows:
 
 
 class Engine:
-    """An open client with its events and rows; `worker` makes workers for it."""
+    """An open client with its events and rows; `worker` makes workers for it.
+
+    A worker has a reaper or a gc only if its options say how often, or name a hook that the reaper calls.
+    """
 
     def __init__(self, app: Durable, rows: Rows, seen: Seen) -> None:
         self.app = app
@@ -135,7 +140,8 @@ class Engine:
     def worker(self, *runs: Machine | Job[Any, Any], **options: Any) -> Worker:
         machines = [one for one in runs if isinstance(one, Machine)]
         jobs = [one for one in runs if isinstance(one, Job)]
-        return Worker(self.app, machines=machines, jobs=jobs, **options)
+        usual = {} if "on_dead_letter" in options else NO_UPKEEP
+        return Worker(self.app, machines=machines, jobs=jobs, **usual | options)
 
     async def end(self, handle: Handle[R]) -> Ending[R]:
         """How an instance ends."""
