@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 from tests.support.fork_server import SIZE
 
@@ -53,6 +54,9 @@ class ForkedProgram:
         self.send_signal(signal.SIGKILL)
 
 
+RunningProgram: TypeAlias = ForkedProgram | subprocess.Popen[str]
+
+
 class ForkServer:
     """The server, and the programs that it has started."""
 
@@ -78,9 +82,20 @@ class ForkServer:
         directory: Path | None = None,
         is_module: bool = False,
         own_group: bool = False,
-    ) -> ForkedProgram:
+    ) -> RunningProgram:
         """Run `python *arguments`, or `python -m *arguments`, with an empty stdin."""
         where = directory or Path.cwd()
+        if "GEN_DURABLE_TEST_POOLED" in environment:  # read when an interpreter starts
+            return subprocess.Popen(
+                [sys.executable, *(["-m"] if is_module else []), *arguments],
+                cwd=where,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=outputs[0],
+                stderr=outputs[1],
+                text=True,
+                process_group=0 if own_group else None,
+            )
         packet = {
             "arguments": list(arguments),
             "path": str(where if is_module else Path(arguments[0]).parent),

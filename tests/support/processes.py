@@ -7,8 +7,6 @@ import contextlib
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
@@ -16,7 +14,7 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from tests.support.forks import ForkedProgram
+from tests.support.forks import ForkServer, RunningProgram
 
 from gen_durable import Durable
 
@@ -27,7 +25,7 @@ PROGRAMS = Path(__file__).with_name("programs")
 class Program:
     """A process of ours under test, and the lines that it has written so far."""
 
-    process: subprocess.Popen[str] | ForkedProgram
+    process: RunningProgram
     effects: Path
 
     def kill(self) -> None:
@@ -62,7 +60,7 @@ Spawn = Callable[..., Program]
 
 
 @pytest.fixture
-def spawn(dsn: str, schema: str, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Spawn]:
+def spawn(dsn: str, schema: str, tmp_path: Path, fork_server: ForkServer) -> Iterator[Spawn]:
     """Start a program from `programs/` against the test's schema. Programs that still run at the end are killed."""
     started: list[Program] = []
 
@@ -70,12 +68,7 @@ def spawn(dsn: str, schema: str, tmp_path: Path, request: pytest.FixtureRequest)
         effects = tmp_path / "effects"
         file = str(PROGRAMS / f"{name}.py")
         given = {**os.environ, "DSN": dsn, "SCHEMA": schema, "EFFECTS": str(effects), **environment}
-        process: subprocess.Popen[str] | ForkedProgram
-        if "GEN_DURABLE_TEST_POOLED" in os.environ:  # read when an interpreter starts
-            process = subprocess.Popen([sys.executable, file], env=given, text=True)
-        else:
-            process = request.getfixturevalue("fork_server").start([file], given)
-        program = Program(process, effects)
+        program = Program(fork_server.start([file], given), effects)
         started.append(program)
         return program
 
