@@ -32,7 +32,9 @@ def run(*arguments: str, may_judge: bool = False) -> str:
 def test_the_benchmark(tmp_path: Path) -> None:
     """`make bench`: two of its scenarios, beside their ceilings."""
     file = tmp_path / "bench.json"
-    run("tools.bench", "--size", "small", "--scenario", "chain", "--scenario", "drain", "--no-plot", "--json", str(file))
+    run(
+        "tools.bench", "--size", "small", "--scenario", "chain", "--scenario", "drain", "--no-plot", "--json", str(file)
+    )
     rows = {row["name"]: row for row in json.loads(file.read_text())["results"]}
     for name in ("5-step chain", "history on, against off", "no-op jobs"):
         assert rows[name]["value"] > 0
