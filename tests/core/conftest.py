@@ -1,6 +1,6 @@
 """A client for each test, and the store, driven by hand."""
 
 from tests.support.engine import engine
-from tests.support.store import store, stores
+from tests.support.store import store
 
-__all__ = ["engine", "store", "stores"]
+__all__ = ["engine", "store"]

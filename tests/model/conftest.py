@@ -1,5 +1,5 @@
 """The store, driven by hand."""
 
-from tests.support.store import store, stores
+from tests.support.store import store
 
-__all__ = ["store", "stores"]
+__all__ = ["store"]

@@ -119,13 +119,6 @@ class Stores:
             self._kept.close()
 
 
-@pytest.fixture(scope="session")
-def stores(dsn: str) -> Iterator[Stores]:
-    made = Stores(dsn)
-    yield made
-    made.close()
-
-
 @pytest.fixture
 def store(stores: Stores, schema: str) -> Iterator[Store]:
     """A store on a schema of its own."""
