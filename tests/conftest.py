@@ -19,8 +19,10 @@ from pathlib import Path
 import psycopg
 import pytest
 from tests.support import type_cache
+from tests.support.forks import ForkServer
 from tests.support.length import LONG
 from tests.support.schemas import Schemas
+from tests.support.store import Stores
 
 from gen_durable.pg.migrate import library_schema_version
 from gen_durable.store import sql_files
@@ -92,6 +94,14 @@ def dsn(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
+def fork_server() -> Iterator[ForkServer]:
+    """One process that forks for the programs of all tests."""
+    server = ForkServer()
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="session")
 def pooled(dsn: str) -> Iterator[str]:
     """A DSN that leads to the server through PgBouncer in transaction mode, over five server connections."""
     script = Path(__file__).parents[1] / "scripts" / "pgbouncer"
@@ -110,6 +120,14 @@ def pooled(dsn: str) -> Iterator[str]:
 def schemas(dsn: str) -> Iterator[Schemas]:
     """The migrated schemas of this process."""
     made = Schemas(dsn)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="session")
+def stores(dsn: str) -> Iterator[Stores]:
+    """The store that is kept between the tests of this process."""
+    made = Stores(dsn)
     yield made
     made.close()
 

@@ -75,6 +75,7 @@ async def test_a_worker(private: Opening) -> None:
     held[:], begun[:] = [asyncio.Event()], []
     async with private(pool_size=1) as e:
         options = {"heartbeat_interval": seconds(0.1), "lease_ttl": seconds(30), "queues": {"default": 50}}
+        options["reap_interval"] = seconds(5)
         async with e.worker(quick, Writes(), **options):
             await e.end(await e.app.insert(quick, 1))
             await e.app.insert(Writes.hold, 0)

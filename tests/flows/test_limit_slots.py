@@ -29,7 +29,7 @@ and not exists (select from @schema.effects e where (e.id, e.claim, e.word) = (b
 @pytest.mark.timeout(300)
 async def test_slots_while_workers_are_killed(dsn: str, schema: str, spawn: Callable[..., Any]) -> None:
     """One of four workers is killed every second, under a backlog: never more than K of a key run, no slot is lost."""
-    rounds = int(chosen(60, 5))
+    rounds = int(chosen(60, 3))
     samples = Samples()
     kills = crashed = 0
     async with opened(dsn, schema) as (app, db):
@@ -86,8 +86,8 @@ async def test_fewer_and_more_slots_while_rows_execute(dsn: str, schema: str, sp
         await app.set_limit("l", Concurrency(5))
         workers = [spawn("limits", CONCURRENCY="12") for _ in range(2)]
         await asyncio.gather(*(worker.until("ready") for worker in workers))
-        await app.insert_many([Start(work, Task("a", 0.04), limit="l") for _ in range(int(chosen(9000, 1500)))])
-        for slots in (5, 2, 8) * 4:
+        await app.insert_many([Start(work, Task("a", 0.04), limit="l") for _ in range(int(chosen(9000, 800)))])
+        for slots in (5, 2, 8) * int(chosen(4, 2)):
             await app.set_limit("l", Concurrency(slots))
             there = set(map(tuple, await db.fetch(sql)))
             until = time.monotonic() + chosen(4, 0.4)

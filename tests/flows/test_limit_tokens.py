@@ -62,10 +62,10 @@ async def test_eight_pickers_and_a_hundred_cold_keys(dsn: str, schema: str, spaw
 @pytest.mark.parametrize("processes", [1, 4])
 async def test_a_hundred_a_second(dsn: str, schema: str, spawn: Callable[..., Any], processes: int) -> None:
     """Under a backlog steps begin at the rate that was asked for, without a pause, by however many workers."""
-    seconds = chosen(20, 3)
+    seconds = chosen(20, 2)
     async with opened(dsn, schema) as (app, _):
         await app.set_limit("r", Rate(100, timedelta(seconds=1), burst=10))
-        await app.insert_many([Start(tick, n, limit="r") for n in range(5000)])
+        await app.insert_many([Start(tick, n, limit="r") for n in range(int(chosen(5000, 1000)))])
         workers = [spawn("limits") for _ in range(processes)]
         await asyncio.gather(*(worker.until("ready") for worker in workers))
         deadline = time.monotonic() + seconds + 10

@@ -1,4 +1,4 @@
-"""A mailbox of 1,000 messages, taken one by one in one step, by workers that are killed at commits."""
+"""A mailbox of hundreds of messages, taken one by one in one step, by workers that are killed at commits."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from contextlib import AbstractAsyncContextManager
 from datetime import timedelta
 from typing import Any
 
+import pytest
+from tests.support.length import short_or_long
 from tests.support.programs import mailbox
 
 from gen_durable import Durable, Finished, Worker
@@ -15,11 +17,15 @@ from gen_durable.core.services import services_of
 from gen_durable.store.statements import StatementBuilder
 from gen_durable.store.types import OutgoingSignal
 
-COUNT = 1000
-KILLS = [(17, False), (18, True), (250, True), (251, False), (600, False), (900, True)]
+COUNT = short_or_long(200, 1000)
+KILLS = short_or_long(
+    [(17, False), (18, True), (90, True), (91, False), (150, False), (180, True)],
+    [(17, False), (18, True), (250, True), (251, False), (600, False), (900, True)],
+)
 """The message at whose commit a worker dies, and whether the server has done it by then."""
 
 
+@pytest.mark.scaled
 async def test_each_message_once_and_in_order(
     dsn: str, schema: str, spawn: Callable[..., Any], proxied: Callable[[], AbstractAsyncContextManager[Any]]
 ) -> None:

@@ -127,7 +127,7 @@ def told_by(caplog: pytest.LogCaptureFixture) -> str:
 async def test_logs_events_and_reprs(engine: Opening, caplog: pytest.LogCaptureFixture) -> None:
     """All loggers at DEBUG, tracebacks included; every event; the reprs of what users and steps hold."""
     caplog.set_level(logging.DEBUG)
-    logging.getLogger("gen_durable").setLevel(logging.DEBUG)
+    caplog.set_level(logging.DEBUG, "gen_durable")
     async with engine() as e:
         looked = await everything(e)
         assert [event for event in e.seen.events if CANARY in repr(event)] == []

@@ -152,7 +152,7 @@ async def test_reading_a_checkpoint(engine: Opening) -> None:
         await e.end(handle)
 
 
-@pytest.mark.parametrize("count", [1500, 10_050])
+@pytest.mark.parametrize("count", [1500, 10_001])
 async def test_fan_outs_are_encrypted(engine: Opening, count: int) -> None:
     """Children that go in part by part, and that are read page by page."""
     async with engine(codec=aes()) as e, e.worker(Crowd(), leaf, queues={"default": 200}):

@@ -249,40 +249,47 @@ def test_what_is_held_is_passed_over(store: Store, other: Store, name: str) -> N
 PATIENT: dict[str, tuple[str, Callable[[Store], Any]]] = {
     "flush": (ROW.format(1), lambda s: s.calls.flush([Commit(1, 1, 0, "done", value="1")])),
     "lock_parent_and_allocate_ids": (
-        ROW.format(1),
-        lambda s: s.calls.lock_parent_and_allocate_ids(Commit(1, 1, 0, "children"), 2),
+        ROW.format(2),
+        lambda s: s.calls.lock_parent_and_allocate_ids(Commit(2, 1, 0, "children"), 2),
     ),
     "insert_instances_of_outcomes": (
         instance(90, unique_key=b"taken", unique_scope="{runnable}"),
         lambda s: s.calls.insert_instances_of_outcomes(
-            Commit(1, 1, 0, "children"), json.dumps([child("taken", id=91)])
+            Commit(3, 1, 0, "children"), json.dumps([child("taken", id=91)])
         ),
     ),
-    "retry": (ROW.format(2), lambda s: s.reads.retry(2, None)),
-    "delete_instance": (ROW.format(2), lambda s: s.reads.delete_instance(2, None)),
-    "delete_signals": (ROW.format(2), lambda s: InboxStatementBuilder(s.schema).delete_signals(2, None, None)),
-    "restore_signals": (ROW.format(2), lambda s: InboxStatementBuilder(s.schema).restore_signals([7])),
+    "retry": (ROW.format(4), lambda s: s.reads.retry(4, None)),
+    "delete_instance": (ROW.format(5), lambda s: s.reads.delete_instance(5, None)),
+    "delete_signals": (ROW.format(6), lambda s: InboxStatementBuilder(s.schema).delete_signals(6, None, None)),
+    "restore_signals": (ROW.format(8), lambda s: InboxStatementBuilder(s.schema).restore_signals([7])),
 }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", PATIENT)
-def test_who_waits_gives_up_in_the_end(store: Store, other: Store, dsn: str, name: str) -> None:
-    """Not for ever: the caller has others to serve, and tries again."""
-    store.given(executing(1) + instance(2, status="failed", finished_at=seconds(-1)) + signal(7, 2))
-    held, make = PATIENT[name]
-    other.given(held)
-    call = make(store)
+def test_who_waits_gives_up_in_the_end(store: Store, other: Store, dsn: str) -> None:
+    """Not for ever: the caller has others to serve, and tries again. All wait at once, each for a row of its own."""
+    store.given("".join(executing(i) for i in (1, 2, 3)))
+    store.given("".join(instance(i, status="failed", finished_at=seconds(-1)) for i in (4, 5, 6, 8)))
+    store.given(signal(7, 8) + signal(9, 6))
+    for held, _ in PATIENT.values():
+        other.given(held)
 
-    async def waits() -> None:
+    async def wait(make: Callable[[Store], Any]) -> str:
+        call = make(store)
         connection = await asyncpg.connect(dsn)
         try:
-            with pytest.raises(asyncpg.LockNotAvailableError):
-                await asyncio.wait_for(connection.fetch(call.text, *call.args), 12)
+            await asyncio.wait_for(connection.fetch(call.text, *call.args), 12)
+        except Exception as error:
+            return type(error).__name__
         finally:
             connection.terminate()
+        return "did not wait"
 
-    asyncio.run(waits())
+    async def wait_with_all() -> dict[str, str]:
+        found = await asyncio.gather(*(wait(make) for _, make in PATIENT.values()))
+        return dict(zip(PATIENT, found, strict=True))
+
+    assert asyncio.run(wait_with_all()) == dict.fromkeys(PATIENT, "LockNotAvailableError")
 
 
 @pytest.mark.parametrize(

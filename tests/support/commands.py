@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from tests.support.forks import ForkServer
 
 COMMAND = [sys.executable, "-m", "gen_durable.cli"]
 ROOT = Path(__file__).parents[2]
@@ -104,24 +105,25 @@ def run(tmp_path: Path, command_server: CommandServer) -> Callable[..., subproce
 class Running:
     """A command that goes on, and the lines that it has written to stderr."""
 
-    def __init__(self, directory: Path, arguments: tuple[str, ...], more: dict[str, str]) -> None:
-        self.process = subprocess.Popen(
-            [*COMMAND, *arguments],
-            cwd=directory,
-            env=environment(**more),
-            stdin=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            process_group=0,  # as a shell does it
+    def __init__(self, forks: ForkServer, directory: Path, arguments: tuple[str, ...], more: dict[str, str]) -> None:
+        ours, its = os.pipe()
+        self._stderr = os.fdopen(ours)
+        self.process = forks.start(
+            ["gen_durable.cli", *arguments],
+            environment(**more),
+            outputs=(1, its),
+            directory=directory,
+            is_module=True,
+            own_group=True,  # as a shell does it
         )
+        os.close(its)
         self.lines: list[str] = []
         self._news = threading.Condition()
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
 
     def _read(self) -> None:
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
+        for line in self._stderr:
             with self._news:
                 self.lines.append(line.rstrip())
                 self._news.notify_all()
@@ -158,17 +160,16 @@ class Running:
         if self.process.poll() is None:
             self.process.kill()
         self.end()
-        assert self.process.stderr is not None
-        self.process.stderr.close()
+        self._stderr.close()
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
+def start(tmp_path: Path, fork_server: ForkServer) -> Iterator[Callable[..., Running]]:
     """Start a command; whatever still runs in the end is killed."""
     all_of_them: list[Running] = []
 
     def start_it(*arguments: str, **more: str) -> Running:
-        running = Running(tmp_path, arguments, more)
+        running = Running(fork_server, tmp_path, arguments, more)
         all_of_them.append(running)
         return running
 

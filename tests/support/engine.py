@@ -6,8 +6,8 @@ A test waits on an event (`Seen.until`), on a row (`Rows.until`) or on a line of
 from __future__ import annotations
 
 import asyncio
+import os
 import re
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import timedelta
@@ -18,6 +18,7 @@ from urllib.parse import urlsplit, urlunsplit
 import asyncpg
 import psycopg
 import pytest
+from tests.support.forks import ForkServer, RunningProgram
 
 from gen_durable import Durable, Handle, Job, Machine, Worker, job
 from gen_durable.instances import Ending
@@ -35,6 +36,8 @@ BRIEF: dict[str, Any] = {
     "reap_interval": timedelta(seconds=0.2),
 }
 """Leases that a test can see run out."""
+NO_UPKEEP: dict[str, Any] = {"reap_interval": None, "gc_interval": None}
+"""Neither reaper nor gc, which would cost each worker a session and hide a lost wake-up."""
 
 
 def seconds(number: float) -> timedelta:
@@ -125,7 +128,10 @@ class Rows:
 
 
 class Engine:
-    """An open client with its events and rows; `worker` makes workers for it."""
+    """An open client with its events and rows; `worker` makes workers for it.
+
+    A worker has a reaper or a gc only if its options say how often, or name a hook that the reaper calls.
+    """
 
     def __init__(self, app: Durable, rows: Rows, seen: Seen) -> None:
         self.app = app
@@ -135,7 +141,8 @@ class Engine:
     def worker(self, *runs: Machine | Job[Any, Any], **options: Any) -> Worker:
         machines = [one for one in runs if isinstance(one, Machine)]
         jobs = [one for one in runs if isinstance(one, Job)]
-        return Worker(self.app, machines=machines, jobs=jobs, **options)
+        usual = {} if "on_dead_letter" in options else NO_UPKEEP
+        return Worker(self.app, machines=machines, jobs=jobs, **usual | options)
 
     async def end(self, handle: Handle[R]) -> Ending[R]:
         """How an instance ends."""
@@ -158,52 +165,64 @@ async def opened(dsn: str, schema: str, **options: Any) -> AsyncIterator[Engine]
 class Process:
     """A worker in a process of its own (programs/worker.py), which reports by printing lines."""
 
-    def __init__(self, child: asyncio.subprocess.Process) -> None:
+    def __init__(self, child: RunningProgram, stdout: asyncio.StreamReader, stderr: asyncio.StreamReader) -> None:
         self.child = child
+        self._stdout = stdout
+        self._stderr = stderr
         self.lines: list[str] = []
         self.errors = ""
 
     async def line(self, *wanted: str) -> str:
         """The next line of output that is one of these."""
-        assert self.child.stdout is not None
         async with asyncio.timeout(PATIENCE):
-            while raw := await self.child.stdout.readline():
+            while raw := await self._stdout.readline():
                 self.lines.append(raw.decode().strip())
                 if self.lines[-1] in wanted:
                     return self.lines[-1]
-        raise AssertionError(f"the process ended without saying {wanted}: {self.lines} {await self._stderr()}")
+        raise AssertionError(f"the process ended without saying {wanted}: {self.lines} {await self._read_errors()}")
 
     def signal(self, number: int) -> None:
         self.child.send_signal(number)
 
     async def exit_code(self, within: float = PATIENCE) -> int:
         """How the process ended, which it must do in time."""
-        async with asyncio.timeout(within):
-            code = await self.child.wait()
-        assert self.child.stdout is not None
-        self.lines += (await self.child.stdout.read()).decode().split("\n")
-        await self._stderr()
+        code = await asyncio.to_thread(self.child.wait, within)
+        self.lines += (await self._stdout.read()).decode().split("\n")
+        await self._read_errors()
         return code
 
-    async def _stderr(self) -> str:
-        assert self.child.stderr is not None
-        self.errors += (await self.child.stderr.read()).decode()
+    async def _read_errors(self) -> str:
+        self.errors += (await self._stderr.read()).decode()
         return self.errors
 
 
 @asynccontextmanager
-async def process(dsn: str, schema: str, *arguments: str) -> AsyncIterator[Process]:
-    """A worker process, killed in the end if it still runs. Arguments are `option=number`, see programs/worker.py."""
-    program = str(Path(__file__).with_name("programs") / "worker.py")
-    child = await asyncio.create_subprocess_exec(
-        sys.executable, program, dsn, schema, *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+async def open_pipe() -> AsyncIterator[tuple[asyncio.StreamReader, int]]:
+    """A pipe: a reader, and the descriptor of the end that a program writes to, which the caller closes."""
+    ours, its = os.pipe()
+    reader = asyncio.StreamReader()
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(ours, "rb")
     )
     try:
-        yield Process(child)
+        yield reader, its
     finally:
-        if child.returncode is None:
+        transport.close()
+
+
+@asynccontextmanager
+async def process(forks: ForkServer, dsn: str, schema: str, *arguments: str) -> AsyncIterator[Process]:
+    """A worker process, killed in the end if it still runs. Arguments are `option=number`, see programs/worker.py."""
+    program = str(Path(__file__).with_name("programs") / "worker.py")
+    async with open_pipe() as (stdout, its_stdout), open_pipe() as (stderr, its_stderr):
+        child = forks.start([program, dsn, schema, *arguments], os.environ, outputs=(its_stdout, its_stderr))
+        os.close(its_stdout)
+        os.close(its_stderr)
+        try:
+            yield Process(child, stdout, stderr)
+        finally:
             child.kill()
-        await child.communicate()
+            child.wait(PATIENCE)
 
 
 def program_job(name: str, takes: object, gives: object) -> Job[Any, Any]:
@@ -231,11 +250,11 @@ def engine(dsn: str, schema: str) -> Opening:
 
 
 @pytest.fixture
-def spawn(dsn: str, schema: str) -> Spawning:
+def spawn(dsn: str, schema: str, fork_server: ForkServer) -> Spawning:
     """`async with spawn("slots=2") as p:` starts a worker in a process of its own."""
 
     def spawning(*arguments: str) -> AbstractAsyncContextManager[Process]:
-        return process(dsn, schema, *arguments)
+        return process(fork_server, dsn, schema, *arguments)
 
     return spawning
 

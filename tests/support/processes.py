@@ -7,8 +7,6 @@ import contextlib
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
@@ -16,6 +14,7 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from tests.support.forks import ForkServer, RunningProgram
 
 from gen_durable import Durable
 
@@ -26,7 +25,7 @@ PROGRAMS = Path(__file__).with_name("programs")
 class Program:
     """A process of ours under test, and the lines that it has written so far."""
 
-    process: subprocess.Popen[str]
+    process: RunningProgram
     effects: Path
 
     def kill(self) -> None:
@@ -61,18 +60,15 @@ Spawn = Callable[..., Program]
 
 
 @pytest.fixture
-def spawn(dsn: str, schema: str, tmp_path: Path) -> Iterator[Spawn]:
+def spawn(dsn: str, schema: str, tmp_path: Path, fork_server: ForkServer) -> Iterator[Spawn]:
     """Start a program from `programs/` against the test's schema. Programs that still run at the end are killed."""
     started: list[Program] = []
 
     def start(name: str, **environment: str) -> Program:
         effects = tmp_path / "effects"
-        process = subprocess.Popen(
-            [sys.executable, str(PROGRAMS / f"{name}.py")],
-            env={**os.environ, "DSN": dsn, "SCHEMA": schema, "EFFECTS": str(effects), **environment},
-            text=True,
-        )
-        program = Program(process, effects)
+        file = str(PROGRAMS / f"{name}.py")
+        given = {**os.environ, "DSN": dsn, "SCHEMA": schema, "EFFECTS": str(effects), **environment}
+        program = Program(fork_server.start([file], given), effects)
         started.append(program)
         return program
 

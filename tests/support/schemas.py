@@ -11,6 +11,7 @@ import os
 import sys
 import time
 import uuid
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import asyncpg
@@ -59,11 +60,19 @@ select md5(string_agg(part, ' ' order by part)) from (
 """
 
 
-class Schemas:
-    """The schemas of one test process."""
+async def create_migrated(dsn: str) -> str:
+    """Create and migrate a schema. Returns its name."""
+    name = f"t_{uuid.uuid4().hex[:12]}"
+    await migrated(dsn, name)
+    return name
 
-    def __init__(self, dsn: str) -> None:
+
+class Schemas:
+    """The schemas of one test process. `create` makes one, and returns its name."""
+
+    def __init__(self, dsn: str, create: Callable[[str], Coroutine[Any, Any, str]] = create_migrated) -> None:
         self._dsn = dsn
+        self._create = create
         self._connection = psycopg.connect(dsn, autocommit=True, prepare_threshold=sys.maxsize)  # only on request
         # Another one, because session_replication_role throws away all plans of its session.
         self._emptying = psycopg.connect(dsn, autocommit=True, prepare_threshold=None)
@@ -74,8 +83,7 @@ class Schemas:
         """A migrated and empty schema."""
         if self._free:
             return self._free.pop()
-        name = f"t_{uuid.uuid4().hex[:12]}"
-        asyncio.run(migrated(self._dsn, name))
+        name = asyncio.run(self._create(self._dsn))
         self._fingerprints[name] = self._fingerprint(name)
         return name
 

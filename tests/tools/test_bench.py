@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.length import short_or_long
 from tools.bench.delaying_proxy import DelayingProxy
 from tools.bench.scenarios import latency_model
 
@@ -29,14 +28,15 @@ def run(*arguments: str, may_judge: bool = False) -> str:
     return done.stdout
 
 
-@pytest.mark.scaled
+@pytest.mark.long
 def test_the_benchmark(tmp_path: Path) -> None:
-    """`make bench`: one or two of its scenarios, beside their ceilings."""
+    """`make bench`: two of its scenarios, beside their ceilings."""
     file = tmp_path / "bench.json"
-    scenarios = short_or_long(("--scenario", "chain"), ("--scenario", "chain", "--scenario", "drain"))
-    run("tools.bench", "--size", "small", *scenarios, "--no-plot", "--json", str(file))
+    run(
+        "tools.bench", "--size", "small", "--scenario", "chain", "--scenario", "drain", "--no-plot", "--json", str(file)
+    )
     rows = {row["name"]: row for row in json.loads(file.read_text())["results"]}
-    for name in ("5-step chain", "history on, against off", *short_or_long((), ("no-op jobs",))):
+    for name in ("5-step chain", "history on, against off", "no-op jobs"):
         assert rows[name]["value"] > 0
         assert rows[name]["ratio"] > 0
 
@@ -49,6 +49,7 @@ def test_what_calls_cost_on_a_larger_table(tmp_path: Path) -> None:
     assert "flush done" in run("tools.bench.scale", *small, "--no-plot", "--json", str(file))
 
 
+@pytest.mark.long
 def test_what_looking_costs() -> None:
     """`make bench-look`."""
     assert "metadata, none" in run("tools.bench.listing", "--rows", "10k", "--rounds", "1", may_judge=True)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from tools.mutants.python.__main__ import PACKAGE, all_mutants, sample
 from tools.mutants.python.excuses import Excuse, problems
 from tools.mutants.python.mutations import Mutation, find_mutations
@@ -82,6 +83,7 @@ def test_an_excuse_outlives_a_shift_and_not_a_change() -> None:
     assert "no such mutation" in problem
 
 
+@pytest.mark.long
 def test_a_mutant_is_killed_by_a_test_that_fails_only_with_it(dsn: str) -> None:
     """A copy of the tree is changed, not the tree; a change without an effect survives."""
     before = (PACKAGE / "json_codec.py").read_text("utf-8")

@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from tests.support.engine import Engine, Opening, seconds, soon
+from tests.support.engine import NEVER, Engine, Opening, seconds, soon
 
 from gen_durable import Await, Context, Done, Fail, Finished, Machine, Next, Outcome, Retry, Signal, step
 from gen_durable.contrib.aes import AesGcm
@@ -246,7 +246,7 @@ async def test_a_new_worker_tries_again_when_it_starts(engine: Opening) -> None:
         async with e.worker(OldShop()):
             await handle.signal(refunded, Refunded("r"))
             await e.seen.until(SignalRejected)
-        async with e.worker(NewShop()):
+        async with e.worker(NewShop(), reap_interval=NEVER):
             assert await soon(handle.wait()) == Finished(handle.id, "r")
 
 
@@ -295,7 +295,7 @@ async def test_a_worker_with_the_right_key_tries_again(dsn: str, schema: str, en
             async with engine(codec=AesGcm({"k": NEW_KEY})) as sender:
                 await sender.app.signal(handle.id, paid, Paid(4))
             await e.seen.until(SignalRejected)
-    async with engine(codec=AesGcm({"k": NEW_KEY}), read_unencrypted=True) as e, e.worker(Order()):
+    async with engine(codec=AesGcm({"k": NEW_KEY}), read_unencrypted=True) as e, e.worker(Order(), reap_interval=NEVER):
         assert await soon(e.app.handle(handle.id, Order.start).wait()) == Finished(handle.id, 4)
 
 

@@ -9,10 +9,17 @@ import pytest
 from tests.support.engine import Engine, Opening, seconds
 
 from gen_durable import Context, Done, Fail, Machine, Outcome, Retention, Start, job, step
+from gen_durable.engine import gc
 from gen_durable.errors import DefinitionError
 from gen_durable.telemetry import InstancesCollected
 
 OFTEN: dict[str, Any] = {"gc_interval": seconds(0.05), "reap_interval": None, "gc_retention": seconds(3600)}
+
+
+@pytest.fixture(autouse=True)
+def _scans_from_the_oldest_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every second round, so that no test waits for sixty rounds until rows are seen that a scan has passed."""
+    monkeypatch.setattr(gc, "REVISIT_ROUNDS", 2)
 
 
 class Kept(Machine, retention=Retention(done=seconds(10 * 3600), failed=None, cancelled=0)):
