@@ -16,7 +16,7 @@ from tests.support.commands import COMMAND, environment
 from gen_durable import Durable, Finished, job
 
 PROGRAM = """
-import asyncio, os, time
+import asyncio, gc, os, time
 from datetime import timedelta
 from gen_durable import Durable, Worker, job
 
@@ -28,7 +28,7 @@ async def greet(name: str) -> str:
 
 @job
 async def options(_: None) -> list[str]:
-    return [str(current.options.max_crashes), str(current.options.drain_timeout)]
+    return [str(current.options.max_crashes), str(current.options.drain_timeout), str(gc.get_threshold()[0])]
 
 @job
 async def slow(seconds: float) -> str:
@@ -121,11 +121,11 @@ async def test_a_step_under_way_is_finished_before_it_leaves(work: Any, dsn: str
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["shop:worker"], ["10", "0:00:05"]),
-        (["shop:worker", "--max-crashes", "3", "--drain-timeout", "1.5"], ["3", "0:00:01.500000"]),
-        (["shop:worker", "--max-crashes", "0"], ["None", "0:00:05"]),
-        (["shop:careful"], ["5", "0:00:05"]),
-        (["shop:careful", "--max-crashes", "3"], ["3", "0:00:05"]),
+        (["shop:worker"], ["10", "0:00:05", "50000"]),
+        (["shop:worker", "--max-crashes", "3", "--drain-timeout", "1.5"], ["3", "0:00:01.500000", "50000"]),
+        (["shop:worker", "--max-crashes", "0"], ["None", "0:00:05", "50000"]),
+        (["shop:careful"], ["5", "0:00:05", "50000"]),
+        (["shop:careful", "--max-crashes", "3"], ["3", "0:00:05", "50000"]),
     ],
 )
 async def test_what_the_command_says_goes_before_what_the_worker_says(
