@@ -22,7 +22,6 @@ from tests.support import type_cache
 from tests.support.forks import ForkServer
 from tests.support.length import LONG
 from tests.support.schemas import Schemas
-from tests.support.store import Stores
 
 from gen_durable.pg.migrate import library_schema_version
 from gen_durable.store import sql_files
@@ -120,14 +119,6 @@ def pooled(dsn: str) -> Iterator[str]:
 def schemas(dsn: str) -> Iterator[Schemas]:
     """The migrated schemas of this process."""
     made = Schemas(dsn)
-    yield made
-    made.close()
-
-
-@pytest.fixture(scope="session")
-def stores(dsn: str) -> Iterator[Stores]:
-    """The store that is kept between the tests of this process."""
-    made = Stores(dsn)
     yield made
     made.close()
 

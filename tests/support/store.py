@@ -17,7 +17,6 @@ from gen_durable.store.statements import Statement, StatementBuilder
 from gen_durable.store.types import Commit, FlushResult, InsertResult, OutgoingSignal, PickResult
 
 T = TypeVar("T")
-RESET = "reset session authorization; reset all; select pg_advisory_unlock_all(); discard temp; unlisten *"
 
 
 class Store:
@@ -29,22 +28,8 @@ class Store:
         self.reads = InstanceAdminStatementBuilder(self.schema)
         self._runner = asyncio.Runner()
         self._link = PersistentConnection(ConnectionTarget(dsn))
-        self.begin_ids()
-
-    def begin_ids(self) -> None:
-        """Ids up to 100 are the test's own."""
+        # Ids up to 100 are the test's own.
         self.sql("select setval('@schema.instances_id_seq', 100), setval('@schema.signals_id_seq', 100)")
-
-    def reset(self) -> bool:
-        """Make the session as a new one is, but for its plans. Returns whether it is one to use again."""
-        try:
-            connection = self._runner.run(self._link.connect())
-            if connection.is_in_transaction():
-                return False
-            self._runner.run(self._link.run_script(RESET))
-        except Exception:
-            return False
-        return True
 
     def run(self, call: Statement[T]) -> T:
         """Any call."""
@@ -92,36 +77,9 @@ class Store:
         self._runner.close()
 
 
-class Stores:
-    """Keeps the store of the last test for the next one on the same schema: the plans of a session cost the most."""
-
-    def __init__(self, dsn: str) -> None:
-        self._dsn = dsn
-        self._kept: Store | None = None
-
-    def take(self, schema: str) -> Store:
-        kept, self._kept = self._kept, None
-        if kept is not None:
-            if kept.schema.name == schema:
-                kept.begin_ids()
-                return kept
-            kept.close()
-        return Store(self._dsn, schema)
-
-    def give_back(self, store: Store) -> None:
-        if store.reset():
-            self._kept = store
-        else:
-            store.close()
-
-    def close(self) -> None:
-        if self._kept is not None:
-            self._kept.close()
-
-
 @pytest.fixture
-def store(stores: Stores, schema: str) -> Iterator[Store]:
+def store(dsn: str, schema: str) -> Iterator[Store]:
     """A store on a schema of its own."""
-    made = stores.take(schema)
+    made = Store(dsn, schema)
     yield made
-    stores.give_back(made)
+    made.close()
