@@ -19,7 +19,9 @@ COUNT  ?= 100
 FAULTS ?= all
 MODEL_EXAMPLES ?= 1000
 SAMPLES ?= 1000
-PARALLEL ?= -n 4 --dist worksteal
+PARALLEL ?= -n 6 --dist worksteal
+# For work that keeps the processors busy.
+BUSY_PARALLEL ?= -n 4 --dist worksteal
 FAST   := $(addprefix tests/,unit engine operations store spec client)
 
 SHELL := /bin/bash
@@ -55,7 +57,7 @@ help:
 	@echo 'gen_durable: a durable state-machine engine on Postgres.'
 	@echo
 	@echo '  make demo     run forty orders on an embedded Postgres, and kill a worker on the way'
-	@echo '  make test     run all tests on the embedded Postgres (about seven minutes on two cores)'
+	@echo '  make test     run the tests on the embedded Postgres (about six minutes on two cores)'
 	@echo '  make test-fast     the tests of single parts: no killed processes, no interleavings'
 	@echo '  make test-plans    the query plans, on a throw-away cluster of postgresql-15 (root installs it)'
 	@echo '  make test-roles    the rights of every role, function by function (PG=15, POOLER=1)'
@@ -126,11 +128,11 @@ limits-long: $(READY)
 # Every test that `make test` leaves out or makes shorter (tests/support/length.py).
 .PHONY: test-long
 test-long: $(READY)
-	$(WITH_PG) env GEN_DURABLE_TEST_LONG=1 $(BIN)/pytest $(PARALLEL) -q -m 'long or scaled' $(ARGS)
+	$(WITH_PG) env GEN_DURABLE_TEST_LONG=1 $(BIN)/pytest $(BUSY_PARALLEL) -q -m 'long or scaled' $(ARGS)
 
 .PHONY: interleavings
 interleavings: $(READY)
-	$(WITH_PG) env INTERLEAVING_SAMPLES=$(SAMPLES) INTERLEAVING_SEED=$(or $(SEED),$(shell echo $$RANDOM)) $(BIN)/pytest -q -s --timeout 7200 $(PARALLEL) tests/interleavings $(ARGS)
+	$(WITH_PG) env GEN_DURABLE_TEST_LONG=1 INTERLEAVING_SAMPLES=$(SAMPLES) INTERLEAVING_SEED=$(or $(SEED),$(shell echo $$RANDOM)) $(BIN)/pytest -q -s --timeout 7200 $(BUSY_PARALLEL) tests/interleavings $(ARGS)
 
 .PHONY: model
 model: $(READY)

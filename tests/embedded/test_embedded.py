@@ -176,6 +176,7 @@ def test_server_stops_when_all_users_are_killed(data_directory: EmbeddedDirector
         assert data_directory.query(server.dsn, data_directory.rows) == [(1000,)]
 
 
+@pytest.mark.long
 def test_killed_supervisor_is_replaced_by_a_new_user(data_directory: EmbeddedDirectory) -> None:
     """kill -9 of the supervisor: a new process works, on the server that went on running.
 
@@ -208,6 +209,7 @@ def test_killed_supervisor_is_replaced_by_any_user(data_directory: EmbeddedDirec
     data_directory.until_quiet()
 
 
+@pytest.mark.long
 def test_everything_killed_at_once(data_directory: EmbeddedDirectory) -> None:
     """User, supervisor and Postgres die together, as in a crash of the machine: the next start finds all rows."""
     user = data_directory.user()
@@ -238,6 +240,7 @@ def test_killed_initdb_is_begun_anew(data_directory: EmbeddedDirectory) -> None:
         assert data_directory.query(server.dsn, "select 1") == [(1,)]
 
 
+@pytest.mark.long
 def test_leaving_and_arriving(data_directory: EmbeddedDirectory) -> None:
     """A process that comes while the server is being stopped is kept out until the end of it, and gets a new one."""
     embedded.start(data_directory.directory).release()
@@ -255,6 +258,7 @@ def test_leaving_and_arriving(data_directory: EmbeddedDirectory) -> None:
     assert data_directory.postmaster() != stopping
 
 
+@pytest.mark.long
 def test_a_reused_process_id_does_not_block(data_directory: EmbeddedDirectory) -> None:
     """After a crash the number in the lock files may be somebody else's; Postgres alone would refuse to start."""
     with embedded.start(data_directory.directory) as server:

@@ -59,7 +59,9 @@ async def kill_at(
         return [line.partition(" ")[2] for line in victim.lines()], handle.id
 
 
-@pytest.mark.parametrize("committed", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize(
+    "committed", [pytest.param(False, id="before"), pytest.param(True, id="after", marks=pytest.mark.long)]
+)
 @pytest.mark.parametrize("word", WORDS)
 async def test_kill_9_at_every_commit(  # noqa: PLR0917  # fixtures
     dsn: str, schema: str, spawn: Callable[..., Any], proxied: Proxied, survivor: Path, word: str, committed: bool

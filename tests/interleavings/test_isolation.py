@@ -20,6 +20,7 @@ from gen_durable.store.caller_statements import CallerStatementBuilder
 from gen_durable.store.statements import Statement, StatementBuilder
 from gen_durable.store.types import Commit
 
+pytestmark = pytest.mark.long  # tests/store/test_isolation.py has the short form
 SERIALIZATION = frozenset({"40001"})
 REFUSED = frozenset({"GD006"})
 LEVELS = ["repeatable read", "serializable"]

@@ -29,6 +29,8 @@ from gen_durable.store.instance_admin import InstanceAdminStatementBuilder
 from gen_durable.store.statements import Statement, StatementBuilder
 from gen_durable.store.types import Commit, OutgoingSignal
 
+pytestmark = pytest.mark.long  # `make test` explores two sessions
+
 WAITS = "where parent.id = any (parents) order by parent.id for no key update skip locked"
 BACKGROUND = (
     "select @schema.cancel_listed_descendants(9, null); select @schema.reap(10, null);"

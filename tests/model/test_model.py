@@ -24,7 +24,7 @@ from gen_durable.store.sql_files import checks
 from gen_durable.store.types import Claim, Commit, OutgoingSignal
 from gen_durable.testing.harness_statements import HarnessStatements
 
-EXAMPLES = int(os.environ.get("MODEL_EXAMPLES", short_or_long("100", "300")))
+EXAMPLES = int(os.environ.get("MODEL_EXAMPLES", short_or_long("60", "300")))
 STEPS = int(os.environ.get("MODEL_STEPS", "20"))
 LEASE = 1e7  # no lease runs out by itself: a crash is a rule
 MAX_CRASHES = 2

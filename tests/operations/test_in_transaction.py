@@ -13,6 +13,7 @@ import psycopg
 import pytest
 import sqlalchemy
 from tests.support.drivers import CONNECTIONS, SIX
+from tests.support.length import short_or_long
 
 from gen_durable import (
     Await,
@@ -51,6 +52,7 @@ class Text:
     text: str
 
 
+TRANSACTIONS = short_or_long(20, 100)
 NASTY = Text("""it's "quoted", {braced}, 100% :p1 $1 back\\slash NULL \n ünïcode""")
 
 
@@ -80,22 +82,23 @@ async def count(dsn: str, schema: str) -> int:
         await connection.close()
 
 
+@pytest.mark.scaled
 @pytest.mark.parametrize("kind", SIX)
-async def test_a_thousand_rolled_back_leave_nothing_and_a_thousand_committed_are_all_there(
+async def test_rolled_back_ones_leave_nothing_and_all_committed_ones_are_there(
     dsn: str, schema: str, kind: str
 ) -> None:
-    """Ten to a transaction, one by one and by the half dozen."""
+    """Ten to a transaction, one by one and by the half dozen; a thousand of each in `make test-long`."""
     ids: set[int] = set()
     async with CONNECTIONS[kind](dsn, schema) as caller:
         for commit in (False, True):
-            for _ in range(100):
+            for _ in range(TRANSACTIONS):
                 async with caller.transaction(commit=commit):
                     handles = [await caller.insert(echo, NASTY) for _ in range(4)]
                     handles += await caller.insert_many([Start(echo, NASTY)] * 6)
                 if commit:
                     ids |= {handle.id for handle in handles}
-            assert await count(dsn, schema) == (1000 if commit else 0)
-    assert len(ids) == 1000
+            assert await count(dsn, schema) == (10 * TRANSACTIONS if commit else 0)
+    assert len(ids) == 10 * TRANSACTIONS
     connection = await asyncpg.connect(dsn)
     found = await connection.fetch(f'select id, state from "{schema}".instances')
     await connection.close()

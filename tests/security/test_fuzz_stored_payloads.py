@@ -131,7 +131,7 @@ async def wake(e: Engine, ids: Sequence[int]) -> None:
 
 
 @pytest.mark.parametrize("has_codec", [False, True])
-@pytest.mark.parametrize("size", [(4, EACH), (52_000, short_or_long(1, 8))])
+@pytest.mark.parametrize("size", [(4, EACH), pytest.param((52_000, 8), marks=pytest.mark.long)])
 async def test_every_column(engine: Opening, dsn: str, schema: str, has_codec: bool, size: tuple[int, int]) -> None:
     """At rest, in the join of a parent and after the end. Witnesses that were not touched end as they should.
 

@@ -93,9 +93,12 @@ HOSTILE = [
     "x' and (select 1 from pg_sleep(10)) is not null --",
 ]
 OPTIONS = ["--queue", "--machine", "--step", "--partition-key", "--key", "--metadata"]
+SHORT = ("--queue", "--metadata")  # a text and a JSON object
 
 
-@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize(
+    "option", [pytest.param(option, marks=[] if option in SHORT else pytest.mark.long) for option in OPTIONS]
+)
 def test_hostile_filters_of_the_command_line(dsn: str, schema: str, option: str) -> None:
     """A filter is a value: nothing fits it, nothing is dropped, and nothing sleeps."""
 
