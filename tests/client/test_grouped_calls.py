@@ -19,6 +19,7 @@ from gen_durable.store.statements import Statement
 from gen_durable.store.types import OutgoingSignal
 
 go = Signal("go", int)
+text = Signal("text", str)
 CALLERS = 40
 SOON = 10
 
@@ -92,6 +93,30 @@ async def test_a_state_that_cannot_be_encoded_fails_its_own_call(engine: Opening
         assert [n for n, result in enumerate(results) if isinstance(result, Exception)] == [7]
         assert isinstance(results[7], EncodeError)
         assert sorted((await states(e)).values(), key=int) == [str(n) for n in range(CALLERS) if n != 7]
+
+
+async def test_an_insert_that_the_database_refuses_fails_its_own_call(engine: Opening) -> None:
+    """Its limit does not exist. The group is rolled back, and each call runs alone."""
+    async with engine() as e:
+        results = await asyncio.gather(
+            *(e.app.insert(Waiter.begin, n, limit="nowhere" if n == 7 else None) for n in range(CALLERS)),
+            return_exceptions=True,
+        )
+        assert [n for n, result in enumerate(results) if isinstance(result, Exception)] == [7]
+        assert "nowhere" in str(results[7])
+        assert sorted((await states(e)).values(), key=int) == [str(n) for n in range(CALLERS) if n != 7]
+
+
+async def test_large_payloads_go_alone(engine: Opening, sent: list[str]) -> None:
+    """They would make the callers of small ones wait for their size."""
+    async with engine() as e:
+        handle = await e.app.insert(Waiter.begin, 1)
+        sent.clear()
+        await asyncio.gather(*(e.app.insert(keep, "x" * 10_000) for _ in range(5)))
+        assert sent == ["insert"] * 5
+        sent.clear()
+        await asyncio.gather(*(e.app.signal(handle, text, "x" * 10_000) for _ in range(5)))
+        assert sent == ["signal"] * 5
 
 
 async def test_an_insert_with_a_key_waits_alone(dsn: str, engine: Opening) -> None:

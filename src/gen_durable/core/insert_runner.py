@@ -12,15 +12,17 @@ from gen_durable.core.statement_runner import StatementRunner
 from gen_durable.encryption import PayloadEncryption
 from gen_durable.pg.sqlstate_errors import IdTaken
 from gen_durable.starts import Start
+from gen_durable.store.start_encoder import EncodedStarts, encode_starts, join_encoded_starts
 from gen_durable.store.statements import Statement, StatementBuilder
 from gen_durable.store.types import InsertResult
 
 OnConflict: TypeAlias = Literal["raise", "skip", "existing"]
 ID_DRAWS: Final = 3  # how often a call with a codec draws ids
 MAX_GROUPED_STARTS: Final = 20  # of one call; a larger one has a transaction of its own
+MAX_GROUPED_BYTES: Final = 10_000  # of the payloads of one call
 
 
-class InsertRunner(CallGrouper[Sequence[Start[Any]], list[InsertResult]]):
+class InsertRunner(CallGrouper[EncodedStarts, list[InsertResult]]):
     """Runs the inserts of one `Durable`.
 
     Instances without a unique key wait for no other transaction, so they may share one.
@@ -35,30 +37,37 @@ class InsertRunner(CallGrouper[Sequence[Start[Any]], list[InsertResult]]):
         self._encryption = encryption
 
     async def insert(self, starts: Sequence[Start[Any]], on_conflict: OnConflict) -> list[InsertResult]:
-        """Insert instances, all or none. Returns a result for each."""
-        if len(starts) <= MAX_GROUPED_STARTS and all(start.unique_key is None for start in starts):
-            return await self.run(starts)
-        return await self._insert(starts, on_conflict)
+        """Insert instances, all or none. Returns a result for each. Raises `EncodeError` before anything is sent."""
+        encoded = encode_starts(starts)
+        if (
+            len(starts) <= MAX_GROUPED_STARTS
+            and encoded.size <= MAX_GROUPED_BYTES
+            and all(start.unique_key is None for start in starts)
+        ):
+            return await self.run(encoded)
+        return await self._insert(encoded, on_conflict)
 
-    async def run_together(self, calls: Sequence[Sequence[Start[Any]]]) -> list[list[InsertResult]]:
-        results = await self._insert([start for call in calls for start in call], "raise")
-        ends = accumulate(len(call) for call in calls)
-        return [results[end - len(call) : end] for call, end in zip(calls, ends, strict=True)]
+    async def run_together(self, calls: Sequence[EncodedStarts]) -> list[list[InsertResult]]:
+        results = await self._insert(calls[0] if len(calls) == 1 else join_encoded_starts(calls), "raise")
+        ends = accumulate(len(call.states) for call in calls)
+        return [results[end - len(call.states) : end] for call, end in zip(calls, ends, strict=True)]
 
-    async def run_alone(self, call: Sequence[Start[Any]]) -> list[InsertResult]:
+    async def run_alone(self, call: EncodedStarts) -> list[InsertResult]:
         return await self._insert(call, "raise")
 
-    def may_run_twice(self, call: Sequence[Start[Any]]) -> bool:
+    def may_run_twice(self, call: EncodedStarts) -> bool:
         """Without keys it could insert twice."""
         return False
 
-    async def _insert(self, starts: Sequence[Start[Any]], on_conflict: OnConflict) -> list[InsertResult]:
-        statement = self._statements.insert(starts, on_conflict)
+    async def _insert(self, encoded: EncodedStarts, on_conflict: OnConflict) -> list[InsertResult]:
+        statement = self._statements.insert_encoded(encoded, on_conflict)
         # A second try after a lost answer finds the rows of the first by their keys.
-        may_run_twice = on_conflict == "existing" and all(start.unique_key is not None for start in starts)
+        may_run_twice = on_conflict == "existing" and all(start.unique_key is not None for start in encoded.starts)
         if self._encryption is None:
             return await self._statement_runner.run(statement, "insert", may_run_twice=may_run_twice)
-        return await self._insert_encrypted(statement, len(starts), self._encryption, may_run_twice=may_run_twice)
+        return await self._insert_encrypted(
+            statement, len(encoded.states), self._encryption, may_run_twice=may_run_twice
+        )
 
     async def _insert_encrypted(
         self,

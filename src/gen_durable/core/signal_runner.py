@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from gen_durable.core.call_grouper import CallGrouper
 from gen_durable.core.statement_runner import StatementRunner
 from gen_durable.store.statements import StatementBuilder
 from gen_durable.store.types import OutgoingSignal
+
+MAX_GROUPED_BYTES: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +29,12 @@ class SignalRunner(CallGrouper[OutgoingSignal, SignalResult]):
         super().__init__()
         self._statements = statements
         self._statement_runner = statement_runner
+
+    async def send(self, outgoing: OutgoingSignal) -> SignalResult:
+        """Send a signal; a large one has a transaction of its own."""
+        if outgoing.payload is not None and len(outgoing.payload) > MAX_GROUPED_BYTES:
+            return await self.run_alone(outgoing)
+        return await self.run(outgoing)
 
     async def run_together(self, calls: Sequence[OutgoingSignal]) -> list[SignalResult | None]:
         results = await self._send(calls, skip_locked=True)

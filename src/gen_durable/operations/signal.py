@@ -66,7 +66,7 @@ def is_delivered_or_raise(verdict: str, target: int | str | bytes | Handle[Any],
 
 
 async def _send_and_wake(services: Services, outgoing: OutgoingSignal) -> str:
-    result = await services.signal_runner.run(outgoing)
+    result = await services.signal_runner.send(outgoing)
     if result.woken_queue is not None:
         services.notifier.wake(result.woken_queue)
     return result.verdict

@@ -1,18 +1,18 @@
-"""New instances as columns of an insert and as JSON objects, and policies of limits as columns."""
+"""New instances as columns of an insert and as JSON objects."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
 
 from gen_durable.errors import TooLarge
-from gen_durable.json_codec import encode_json
-from gen_durable.limits import Concurrency, Limit, Policy
 from gen_durable.signals import SignalMessage
 from gen_durable.starts import Start
+from gen_durable.store.limit_encoder import encode_limits
 from gen_durable.store.packed_lists import (
     JSON,
     empty_if_all_none,
@@ -37,16 +37,40 @@ INSERT_COLUMNS: Final = ",".join(
 """The first arguments of `insert.sql`, as `insert_parameters` packs them."""
 
 
-def encode_limits(limits: Sequence[Limit]) -> str:
-    """Limits as the JSON that `keys_of_limits.sql` reads."""
-    return encode_json([[limit.name, limit.partition, limit.weight] for limit in limits], "limits").decode()
+@dataclass(frozen=True, slots=True)
+class EncodedStarts:
+    """New instances with their states as JSON. `size`: the bytes of their payloads."""
+
+    starts: Sequence[Start[Any]]
+    states: list[str]
+    size: int
 
 
-def limit_policy_columns(policy: Policy) -> tuple[str, int | None, float | None, int | None]:
-    """The columns of a policy in `limits`: kind, slots, period, burst."""
-    if isinstance(policy, Concurrency):
-        return "concurrency", policy.slots, None, None
-    return "rate", None, policy.seconds_per_token, policy.burst
+def encode_starts(starts: Sequence[Start[Any]]) -> EncodedStarts:
+    """The states of new instances. Raises `EncodeError`, or `TooLarge` if all payloads are too large together."""
+    states: list[str] = []
+    size = 0
+    for start in starts:
+        state, _ = start.step.state_codec.encode_and_decode(start.state)
+        size += len(state) + (len(start.metadata) if start.metadata is not None else 0)
+        if start.signals:
+            size += sum(len(message.payload) for message in start.signals)
+        if size > MAX_BATCH_BYTES:
+            raise TooLarge(
+                f"the instances of one call are over {MAX_BATCH_BYTES:,} bytes of JSON: insert them in several calls, "
+                "or store large data elsewhere and pass a reference to it"
+            )
+        states.append(state)
+    return EncodedStarts(starts, states, size)
+
+
+def join_encoded_starts(several: Sequence[EncodedStarts]) -> EncodedStarts:
+    """The instances of several calls."""
+    return EncodedStarts(
+        [start for encoded in several for start in encoded.starts],
+        [state for encoded in several for state in encoded.states],
+        sum(encoded.size for encoded in several),
+    )
 
 
 def encode_first_signals(messages: Sequence[SignalMessage]) -> str | None:
@@ -88,13 +112,14 @@ def encode_start(start: Start[Any]) -> dict[str, object]:
     return encoded
 
 
-def insert_parameters(starts: Sequence[Start[Any]], on_conflict: str) -> tuple[object, ...]:
+def insert_parameters(encoded: EncodedStarts, on_conflict: str) -> tuple[object, ...]:
     """The parameters of `insert.sql`, up to the signals."""
+    starts = encoded.starts
     return (
         join_names([s.step.machine.name for s in starts]),
         join_numbers([s.step.machine.version for s in starts]),
         join_names([s.step.name for s in starts]),
-        join_jsons(encode_states(starts)),
+        join_jsons(encoded.states),
         join_names([s.queue for s in starts]),
         empty_if_all_none([s.priority or None for s in starts]),
         empty_if_all_none([s.partition_key for s in starts]),
@@ -120,21 +145,3 @@ def insert_sql(schema: str) -> str:
         f"from {schema}.insert({INSERT_COLUMNS},$6,$7,$8,$9,$10,$11,$12,$13{JSON},$14,$15{JSON},$16,$17{JSON},"
         "notify => false)"
     )
-
-
-def encode_states(starts: Sequence[Start[Any]]) -> list[str]:
-    """The states of an insert. Raises `TooLarge` if they are too large together, before the rest is encoded."""
-    states: list[str] = []
-    size = 0
-    for start in starts:
-        state, _ = start.step.state_codec.encode_and_decode(start.state)
-        size += len(state) + (len(start.metadata) if start.metadata is not None else 0)
-        if start.signals:
-            size += sum(len(message.payload) for message in start.signals)
-        if size > MAX_BATCH_BYTES:
-            raise TooLarge(
-                f"the instances of one call are over {MAX_BATCH_BYTES:,} bytes of JSON: insert them in several calls, "
-                "or store large data elsewhere and pass a reference to it"
-            )
-        states.append(state)
-    return states

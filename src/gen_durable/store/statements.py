@@ -15,6 +15,7 @@ from gen_durable.instances import Instance
 from gen_durable.json_codec import encode_json
 from gen_durable.limits import Limit, LimitState, Policy
 from gen_durable.starts import Start
+from gen_durable.store.limit_encoder import limit_policy_columns
 from gen_durable.store.packed_lists import (
     JSON,
     empty_if_all_none,
@@ -39,7 +40,7 @@ from gen_durable.store.row_decoder import (
     decode_status,
 )
 from gen_durable.store.schema import Schema
-from gen_durable.store.start_encoder import insert_parameters, insert_sql, limit_policy_columns
+from gen_durable.store.start_encoder import EncodedStarts, encode_starts, insert_parameters, insert_sql
 from gen_durable.store.types import (
     AcquireLimitResult,
     CancelResult,
@@ -173,11 +174,10 @@ class StatementBuilder:
         self._delete_tickets = f"select {s}.delete_tickets_of_dead_claims()"
 
     def insert(self, starts: Sequence[Start[Any]], on_conflict: str) -> Statement[list[InsertResult]]:
-        return Statement(
-            self._insert,
-            insert_parameters(starts, on_conflict),
-            decode_insert_results,
-        )
+        return self.insert_encoded(encode_starts(starts), on_conflict)
+
+    def insert_encoded(self, encoded: EncodedStarts, on_conflict: str) -> Statement[list[InsertResult]]:
+        return Statement(self._insert, insert_parameters(encoded, on_conflict), decode_insert_results)
 
     def insert_with_ids(
         self, statement: Statement[list[InsertResult]], ids: list[int], states: list[str], signals: list[str | None]
