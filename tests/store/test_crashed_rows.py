@@ -235,4 +235,4 @@ def test_many_of_them_cost_a_pick_nothing(store: Store) -> None:
             began = time.perf_counter()
             assert len(pick(store, 100, queue=queue)) == 100
             times.append(time.perf_counter() - began)
-    assert sorted(took["default"])[5] < 1.3 * sorted(took["other"])[5]
+    assert min(took["default"]) < 1.3 * min(took["other"])  # the least disturbed of each
