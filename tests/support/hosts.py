@@ -120,8 +120,11 @@ async def open_gate(dsn: str) -> AsyncIterator[Gate]:
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         # When the test is over; Python 3.11 reports a cancelled handler of a server as an error.
-        with suppress(asyncio.CancelledError):
-            await connect(reader, writer)
+        try:
+            with suppress(asyncio.CancelledError):
+                await connect(reader, writer)
+        finally:
+            writer.transport.abort()
 
     async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         gate.opened += 1
@@ -135,9 +138,8 @@ async def open_gate(dsn: str) -> AsyncIterator[Gate]:
         finally:
             for way in ways:
                 way.cancel()
+            there[1].transport.abort()  # before the next await, in which a second cancellation may come
             await asyncio.gather(*ways, return_exceptions=True)
-            for end in (writer, there[1]):
-                end.transport.abort()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     gate = Gate(("127.0.0.1", int(server.sockets[0].getsockname()[1])))
