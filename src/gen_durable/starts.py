@@ -51,6 +51,7 @@ LIVE: Final[tuple[Scope, ...]] = ("runnable", "executing", "awaiting_signal", "a
 FOREVER: Final[tuple[Scope, ...]] = (*LIVE, "done", "failed", "cancelled")
 Unique: TypeAlias = Literal["live", "forever"]
 MAX_FIRST_SIGNALS: Final = 1000
+_NO_OPTIONS: Final = (0, None, None, None, None, None, None, None, None, None)
 
 
 class StartOptions(TypedDict, total=False):
@@ -87,6 +88,7 @@ class Start(Generic[R_co]):
     __slots__ = (
         "delay",
         "group",
+        "has_options",
         "keep",
         "limits",
         "metadata",
@@ -100,6 +102,19 @@ class Start(Generic[R_co]):
         "unique_key",
         "unique_scope",
     )
+
+    priority: int
+    partition_key: str | None
+    delay: float
+    schedule_at: datetime | None
+    unique_key: bytes | None
+    unique_scope: tuple[Scope, ...]
+    keep: float | None
+    limits: tuple[Limit, ...]
+    group: str | None
+    metadata: str | None
+    signals: tuple[SignalMessage, ...]
+    has_options: bool  # any of the above but limits differs from its default: a batch without options skips its columns
 
     @overload
     def __init__(
@@ -145,24 +160,28 @@ class Start(Generic[R_co]):
     ) -> None:
         if unknown:
             raise unknown_option_error("insert (or Start)", unknown, option_names(Start))
-        self.step = to_step_spec(step, "Start", InputError)
+        self.step = spec = to_step_spec(step, "Start", InputError)
         self.state = state
-        self.queue = check_name(queue, "queue") if queue is not None else self.step.machine.queue
-        self.priority = check_priority(priority)
-        self.partition_key = check_text_key(partition_key, "partition_key") if partition_key is not None else None
-        if delay is not None and schedule_at is not None:
-            raise InputError("give either delay or schedule_at, not both")
-        self.delay = check_delay(delay, "delay") if delay is not None else 0.0
-        self.schedule_at = check_schedule_moment(schedule_at, "schedule_at") if schedule_at is not None else None
-        self.unique_key = to_stored_key(unique_key, "unique_key") if unique_key is not None else None
-        self.unique_scope = _resolve_unique_scope(self.unique_key, unique, unique_scope)
-        self.keep = check_delay(keep, "keep") if keep is not None else math.inf if unique == "forever" else None
-        self.limits: tuple[Limit, ...] = (
-            parse_limit_argument(limit, "limit") if limit is not None else self.step.limits_for(state)
-        )
-        self.group = to_stored_group(group) if group is not None else None
-        self.metadata = encode_metadata(metadata) if metadata else None
-        self.signals = _check_first_signals(signals) if signals != () else ()
+        self.queue = check_name(queue, "queue") if queue is not None else spec.machine.queue
+        options = (priority, partition_key, delay, schedule_at, unique_key, unique, unique_scope, keep, group, metadata)
+        self.has_options = options != _NO_OPTIONS or type(priority) is not int or signals != ()
+        if self.has_options:
+            self.priority = check_priority(priority)
+            self.partition_key = check_text_key(partition_key, "partition_key") if partition_key is not None else None
+            if delay is not None and schedule_at is not None:
+                raise InputError("give either delay or schedule_at, not both")
+            self.delay = check_delay(delay, "delay") if delay is not None else 0.0
+            self.schedule_at = check_schedule_moment(schedule_at, "schedule_at") if schedule_at is not None else None
+            self.unique_key = to_stored_key(unique_key, "unique_key") if unique_key is not None else None
+            self.unique_scope = _resolve_unique_scope(self.unique_key, unique, unique_scope)
+            self.keep = check_delay(keep, "keep") if keep is not None else math.inf if unique == "forever" else None
+            self.group = to_stored_group(group) if group is not None else None
+            self.metadata = encode_metadata(metadata) if metadata else None
+            self.signals = _check_first_signals(signals) if signals != () else ()
+        else:
+            self.priority, self.delay, self.unique_scope, self.signals = 0, 0.0, (), ()
+            self.partition_key = self.schedule_at = self.unique_key = self.keep = self.group = self.metadata = None
+        self.limits = parse_limit_argument(limit, "limit") if limit is not None else spec.limits_for(state)
 
     def __repr__(self) -> str:
         return f"Start({self.step.machine.name}.{self.step.name})"

@@ -115,12 +115,18 @@ def encode_start(start: Start[Any]) -> dict[str, object]:
 def insert_parameters(encoded: EncodedStarts, on_conflict: str) -> tuple[object, ...]:
     """The parameters of `insert.sql`, up to the signals."""
     starts = encoded.starts
-    return (
+    required = (
         join_names([s.step.machine.name for s in starts]),
         join_numbers([s.step.machine.version for s in starts]),
         join_names([s.step.name for s in starts]),
         join_jsons(encoded.states),
         join_names([s.queue for s in starts]),
+    )
+    limits = empty_if_all_none([encode_limits(s.limits) if s.limits else None for s in starts])
+    if [s.has_options for s in starts].count(True) == 0:  # any() with a generator takes longer
+        return (*required, [], [], [], [], [], [], on_conflict, limits, [], [], [], [])
+    return (
+        *required,
         empty_if_all_none([s.priority or None for s in starts]),
         empty_if_all_none([s.partition_key for s in starts]),
         empty_if_all_none([s.delay or None for s in starts]),
@@ -128,7 +134,7 @@ def insert_parameters(encoded: EncodedStarts, on_conflict: str) -> tuple[object,
         empty_if_all_none([s.unique_key for s in starts]),
         empty_if_all_none(["{" + ",".join(s.unique_scope) + "}" if s.unique_scope else None for s in starts]),
         on_conflict,
-        empty_if_all_none([encode_limits(s.limits) if s.limits else None for s in starts]),
+        limits,
         empty_if_all_none([s.group for s in starts]),
         empty_if_all_none([s.metadata for s in starts]),
         empty_if_all_none([s.keep for s in starts]),
