@@ -7,13 +7,14 @@ GEN_DURABLE_TEST_POOLED (`make test POOLER=1`) the engine reaches it through PgB
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
 import os
 import shutil
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import psycopg
@@ -38,6 +39,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item.get_closest_marker("long") is None]
     items.sort(key=lambda item: ("tools" not in item.path.parts, item.get_closest_marker("slow") is None))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect without Python's garbage collector: all tests stay, and to look at them takes a tenth of the time."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)

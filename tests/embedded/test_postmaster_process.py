@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -150,10 +151,14 @@ def test_a_signal_reaches_the_postmaster(prepared: Layout) -> None:
     """And nothing happens if there is none."""
     postmaster_process.signal_postmaster(prepared, signal.SIGTERM)
     prepared.data.mkdir()
-    child = subprocess.Popen(["sleep", "60"], cwd=prepared.data)
-    write_files(prepared, child.pid)
-    postmaster_process.signal_postmaster(prepared, signal.SIGINT)
-    assert child.wait(20) == -signal.SIGINT
+    # A shell that starts pytest with `&` makes it and its children ignore SIGINT; a postmaster never does.
+    default = "import signal; signal.signal(signal.SIGINT, signal.SIG_DFL); print(flush=True); signal.pause()"
+    with subprocess.Popen([sys.executable, "-c", default], cwd=prepared.data, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        write_files(prepared, child.pid)
+        postmaster_process.signal_postmaster(prepared, signal.SIGINT)
+        assert child.wait(20) == -signal.SIGINT
     postmaster_process.signal_postmaster(prepared, signal.SIGTERM)
 
 
