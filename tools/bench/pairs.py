@@ -1,7 +1,8 @@
 """Compare this version with an earlier one in pairs: processes of both take turns on one server.
 
 Absolute times vary from minute to minute on a shared machine. Two runs beside each other vary together, so the figure
-is the median of the ratios of neighbours: above 1 this version is faster.
+is the median of the ratios of neighbours: above 1 this version is faster. The processor time of the process is compared
+too, which other work on the machine changes less: below 1 this version needs less of it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from pathlib import Path
 from tools.bench.server import Server, serve
 
 ROOT = Path(__file__).parents[2]
-AMOUNTS = {"drain": 5_000, "chain": 1_500, "latency": 60, "inserts": 10_000, "singles": 200}
+AMOUNTS = {"drain": 5_000, "chain": 1_500, "threads": 3_000, "latency": 60, "inserts": 10_000, "singles": 200}
 PASSWORD = "of-a-benchmark"  # noqa: S105  # of a login on a server that the run deletes
 MIGRATE = """
 import asyncio, os, sys
@@ -36,18 +37,27 @@ asyncio.run(main())
 
 
 @dataclass(frozen=True, slots=True)
+class Turn:
+    """The seconds of a turn, and the processor time of its process."""
+
+    seconds: float
+    cpu: float
+
+
+@dataclass(frozen=True, slots=True)
 class Side:
     """A process with one version of the library, on a schema of its own."""
 
     process: asyncio.subprocess.Process
 
-    async def take_turn(self) -> float:
-        """Run the scenario once. Returns its seconds."""
+    async def take_turn(self) -> Turn:
+        """Run the scenario once."""
         stdin, stdout = self.process.stdin, self.process.stdout
         assert stdin is not None
         assert stdout is not None
         stdin.write(b"go\n")
-        return float(await stdout.readline())
+        seconds, cpu = (await stdout.readline()).split()
+        return Turn(float(seconds), float(cpu))
 
 
 async def start_side(server: Server, source: Path, schema: str, scenario: str, *, with_roles: bool) -> Side:
@@ -73,10 +83,12 @@ async def start_side(server: Server, source: Path, schema: str, scenario: str, *
     return Side(process)
 
 
-async def compare(server: Server, before: Path, scenario: str, turns: int, *, with_roles: bool) -> list[float]:
-    """The ratios of neighbours: seconds before, divided by seconds now."""
+async def compare(
+    server: Server, before: Path, scenario: str, turns: int, *, with_roles: bool
+) -> list[tuple[Turn, Turn]]:
+    """The turns of neighbours: before, now."""
     kind = f"{scenario}{'_roles' if with_roles else ''}"
-    ratios: list[float] = []
+    pairs: list[tuple[Turn, Turn]] = []
     async with AsyncExitStack() as stack:
         sides: list[Side] = []
         for name, source in (("before", before), ("now", ROOT / "src")):
@@ -87,11 +99,11 @@ async def compare(server: Server, before: Path, scenario: str, turns: int, *, wi
             await side.take_turn()
         for number in range(turns):
             order = (0, 1) if number % 2 == 0 else (1, 0)
-            seconds = {index: await sides[index].take_turn() for index in order}
-            ratios.append(seconds[0] / seconds[1])
+            taken = {index: await sides[index].take_turn() for index in order}
+            pairs.append((taken[0], taken[1]))
             print(f"\r{kind} {number + 1}/{turns}", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
-    return ratios
+    return pairs
 
 
 async def run(options: argparse.Namespace) -> None:
@@ -102,15 +114,25 @@ async def run(options: argparse.Namespace) -> None:
     )
     try:
         async with serve() as server:
-            print(f"{'scenario':24} {'ratio':>6}  {'quartiles':15} turns   (above 1: faster than {options.base})")
+            print(
+                f"{'scenario':24} {'ratio':>6}  {'quartiles':15} turns   (above 1: faster than {options.base})"
+                "   CPU of the process, now / before; least of each"
+            )
             for with_roles in (False, True) if options.roles else (False,):
                 for scenario in options.scenario or AMOUNTS:
                     found = await compare(
                         server, directory / "before" / "src", scenario, options.turns, with_roles=with_roles
                     )
-                    low, middle, high = statistics.quantiles(found, n=4)
+                    low, middle, high = statistics.quantiles((b.seconds / n.seconds for b, n in found), n=4)
+                    cpu = statistics.median(n.cpu / b.cpu for b, n in found)
+                    per = 1e6 / AMOUNTS[scenario]
+                    least = [min(turn.cpu for turn in turns) * per for turns in zip(*found, strict=True)]
                     name = f"{scenario}{', with roles' if with_roles else ''}"
-                    print(f"{name:24} {middle:6.3f}  {low:.3f} to {high:.3f}  {len(found):5}", flush=True)
+                    print(
+                        f"{name:24} {middle:6.3f}  {low:.3f} to {high:.3f}  {len(found):5}   {cpu:.3f}; "
+                        f"{least[1]:.1f} / {least[0]:.1f} µs",
+                        flush=True,
+                    )
     finally:
         await asyncio.to_thread(subprocess.run, [*git, "remove", "--force", str(directory / "before")], check=False)
         shutil.rmtree(directory, ignore_errors=True)
