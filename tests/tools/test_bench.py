@@ -39,6 +39,20 @@ def test_the_benchmark(tmp_path: Path) -> None:
     for name in ("5-step chain", "history on, against off", "no-op jobs"):
         assert rows[name]["value"] > 0
         assert rows[name]["ratio"] > 0
+    for name in ("5-step chain", "no-op jobs", "no-op jobs, 2 processes"):
+        assert rows[name]["floor_ratio"] == pytest.approx(rows[name]["value"] / rows[name]["floor"])
+
+
+@pytest.mark.long
+def test_the_raw_floor_of_every_throughput_scenario(tmp_path: Path) -> None:
+    """Each scenario of a rate of the engine has the fixed table beside it."""
+    file = tmp_path / "bench.json"
+    names = ("threads", "naps", "fanout", "inserts")
+    chosen = [word for name in names for word in ("--scenario", name)]
+    printed = run("tools.bench", "--size", "small", *chosen, "--no-plot", "--json", str(file))
+    assert "of raw" in printed
+    with_floor = {row["scenario"] for row in json.loads(file.read_text())["results"] if row["floor_ratio"]}
+    assert with_floor == set(names)
 
 
 @pytest.mark.long

@@ -37,7 +37,12 @@ def show(console: Console, results: list[Result]) -> None:
     rates = [result for result in rest if result.unit.endswith("/s")]
     costs = [result for result in rest if not result.unit.endswith("/s")]
     if rates:
-        _plain(console, "Throughput: higher is better; ratio = engine ÷ bare ceiling, 1.00 would be free", rates)
+        _plain(
+            console,
+            "Throughput: higher is better; ratio = engine ÷ bare SQL, of raw = engine ÷ raw floor",
+            rates,
+            with_floor=True,
+        )
     if timed:
         _timed(console, timed)
     if costs:
@@ -58,10 +63,10 @@ def number(value: float) -> str:
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
-def _plain(console: Console, title: str, results: list[Result]) -> None:
+def _plain(console: Console, title: str, results: list[Result], *, with_floor: bool = False) -> None:
     table = Table(title=title, title_justify="left")
     table.add_column("scenario", no_wrap=True)
-    for heading in ("engine", "lowest", "highest", "bare", "ratio"):
+    for heading in ("engine", "lowest", "highest", "bare", "ratio", *(("raw", "of raw") if with_floor else ())):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("unit", no_wrap=True)
     table.add_column("note", style="dim")
@@ -71,8 +76,9 @@ def _plain(console: Console, title: str, results: list[Result]) -> None:
             f"[bold]{number(result.value)}[/]",
             number(result.low),
             number(result.high),
-            number(result.ceiling) if result.ceiling is not None else "",
-            _ratio(result),
+            _value(result.ceiling),
+            _ratio(result.ratio),
+            *((_value(result.floor), _ratio(result.floor_ratio)) if with_floor else ()),
             result.unit,
             result.note,
         )
@@ -88,11 +94,13 @@ def _timed(console: Console, results: list[Result]) -> None:
     for result in results:
         p50, p95, p99 = (f"{result.extras[p]:.2f}" for p in ("p50", "p95", "p99"))
         bare = f"{result.ceiling:.2f}" if result.ceiling is not None else ""
-        table.add_row(result.name, f"[bold]{p50}[/]", p95, p99, bare, _ratio(result), result.note)
+        table.add_row(result.name, f"[bold]{p50}[/]", p95, p99, bare, _ratio(result.ratio), result.note)
     console.print(table)
 
 
-def _ratio(result: Result) -> str:
-    if result.ratio is None:
-        return ""
-    return f"{result.ratio:.2f}"
+def _value(value: float | None) -> str:
+    return "" if value is None else number(value)
+
+
+def _ratio(ratio: float | None) -> str:
+    return "" if ratio is None else f"{ratio:.2f}"

@@ -19,8 +19,9 @@ class Better(StrEnum):
 class Result:
     """One row of the report.
 
-    `value` and `ceiling` are medians over the rounds, `low` and `high` the extremes of the value. `ratio` is the median
-    of value ÷ ceiling taken round by round, so that a slow minute of the machine weighs on both sides.
+    `value`, `ceiling` and `floor` are medians over the rounds, `low` and `high` the extremes of the value. `ratio` and
+    `floor_ratio` are medians of value ÷ ceiling and value ÷ floor taken round by round, so that a slow minute of the
+    machine weighs on both sides. The ceiling is the engine's own SQL, the floor that of `raw_floor.py`.
     """
 
     scenario: str
@@ -31,6 +32,8 @@ class Result:
     high: float
     ceiling: float | None = None
     ratio: float | None = None
+    floor: float | None = None
+    floor_ratio: float | None = None
     better: Better = Better.HIGHER
     note: str = ""
     extras: dict[str, float] = field(default_factory=dict)
@@ -43,12 +46,12 @@ def compare(
     values: Sequence[float],
     ceilings: Sequence[float] = (),
     *,
+    floors: Sequence[float] = (),
     better: Better = Better.HIGHER,
     note: str = "",
     extras: dict[str, float] | None = None,
 ) -> Result:
-    """A row out of the values of several rounds, and the ceiling's in the same rounds."""
-    pairs = [value / ceiling for value, ceiling in zip(values, ceilings, strict=True) if ceiling] if ceilings else []
+    """A row out of the values of several rounds, and those of the ceiling and the raw floor in the same rounds."""
     return Result(
         scenario=scenario,
         name=name,
@@ -57,7 +60,9 @@ def compare(
         low=min(values),
         high=max(values),
         ceiling=statistics.median(ceilings) if ceilings else None,
-        ratio=statistics.median(pairs) if pairs else None,
+        ratio=_median_ratio(values, ceilings),
+        floor=statistics.median(floors) if floors else None,
+        floor_ratio=_median_ratio(values, floors),
         better=better,
         note=note,
         extras=extras or {},
@@ -84,6 +89,13 @@ def compare_latencies(
         note=note,
         extras={f"p{p}": percentile(pooled, p) for p in (50, 95, 99)} | {"samples": float(len(pooled))},
     )
+
+
+def _median_ratio(values: Sequence[float], references: Sequence[float]) -> float | None:
+    if not references:
+        return None
+    ratios = [value / reference for value, reference in zip(values, references, strict=True) if reference]
+    return statistics.median(ratios) if ratios else None
 
 
 def percentile(samples: Sequence[float], percent: int) -> float:

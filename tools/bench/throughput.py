@@ -28,12 +28,19 @@ def drain_case(server: Server, start: Start[Any], count: int, *roles: Role) -> C
 
 
 def rates(
-    scenario: str, name: str, unit: str, runs: Sequence[Run], ceilings: Sequence[Run], *, per: int = 1, note: str = ""
+    scenario: str,
+    name: str,
+    unit: str,
+    runs: Sequence[Run],
+    ceilings: Sequence[Run],
+    *,
+    floors: Sequence[Run] = (),
+    per: int = 1,
+    note: str = "",
 ) -> Result:
     """A row of throughput; `per` steps make one instance."""
-    return compare(
-        scenario, name, unit, [per * run.rate for run in runs], [per * run.rate for run in ceilings], note=note
-    )
+    values, of_ceilings, of_floors = ([per * run.rate for run in some] for some in (runs, ceilings, floors))
+    return compare(scenario, name, unit, values, of_ceilings, floors=of_floors, note=note)
 
 
 def costs(scenario: str, what: str, runs: Sequence[Run], ceilings: Sequence[Run], *, per: int = 1) -> list[Result]:

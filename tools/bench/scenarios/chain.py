@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gen_durable import Start
+from tools.bench.raw_floor import CHAINS, floor_case
 from tools.bench.result import Result
 from tools.bench.scenario import Progress, Scenario, Size, run_in_rounds
 from tools.bench.server import Server
@@ -25,6 +26,7 @@ async def run(server: Server, size: Size, progress: Progress) -> list[Result]:
         size,
         progress,
         {
+            "raw": floor_case(server, count, (CHAINS, {})),
             "bare": drain_case(server, start, count, (BARE, {"run_ahead": True})),
             "run-ahead": drain_case(server, start, count, (WORK, MANY)),
             "defaults": drain_case(server, start, count, (WORK, {})),
@@ -41,16 +43,25 @@ async def run(server: Server, size: Size, progress: Progress) -> list[Result]:
         },
     )
     off, on = pairs["history off"], pairs["history on"]
-    bare, ahead = runs["bare"], runs["run-ahead"]
+    bare, raw, ahead = runs["bare"], runs["raw"], runs["run-ahead"]
+    defaults = runs["defaults"]
     apart, bare_apart = runs["a claim per step"], runs["bare, a claim per step"]
     held = f"{STEPS - 1} of {STEPS + 1} updates can be: claim and end move the row in an index"
     return [
-        rates(NAME, "5-step chain", "steps/s", ahead, bare, per=STEPS, note="one process, concurrency 200"),
+        rates(NAME, "5-step chain", "steps/s", ahead, bare, floors=raw, per=STEPS, note="one process, concurrency 200"),
         rates(NAME, "history on, against off", "steps/s", on, off, per=STEPS, note="in the place of bare: off"),
         rates(
-            NAME, "5-step chain, default settings", "steps/s", runs["defaults"], bare, per=STEPS, note="concurrency 10"
+            *(NAME, "5-step chain, default settings", "steps/s", defaults, bare),
+            floors=raw,
+            per=STEPS,
+            note="concurrency 10",
         ),
-        rates(NAME, "5-step chain, no run-ahead", "steps/s", apart, bare_apart, per=STEPS, note="a claim per step"),
+        rates(
+            *(NAME, "5-step chain, no run-ahead", "steps/s", apart, bare_apart),
+            floors=raw,
+            per=STEPS,
+            note="a claim per step; raw: one claim for all steps",
+        ),
         *costs(NAME, "step", ahead, bare, per=STEPS),
         *costs(NAME, "step with history", on, off, per=STEPS),
         hot(NAME, "a chain", ahead, bare, note=held),

@@ -6,6 +6,7 @@ from statistics import median
 
 from gen_durable import Start
 from tools.bench.ceiling import BATCH
+from tools.bench.raw_floor import DRAIN, floor_case
 from tools.bench.result import Result
 from tools.bench.scenario import Progress, Scenario, Size, run_in_rounds
 from tools.bench.server import Server
@@ -24,21 +25,29 @@ async def run(server: Server, size: Size, progress: Progress) -> list[Result]:
         size,
         progress,
         {
+            "raw": floor_case(server, count, (DRAIN, {})),
             "bare": drain_case(server, start, count, (BARE, {})),
             "one": drain_case(server, start, count, (WORK, MANY)),
             "defaults": drain_case(server, start, count, (WORK, {})),
             "bare, larger batches": drain_case(server, start, count, (BARE, {"batch": LARGE})),
             "two bare": drain_case(server, start, count, (BARE, {}), (BARE, {})),
+            "two raw": floor_case(server, count, (DRAIN, {}), (DRAIN, {})),
             "two": drain_case(server, start, count, (WORK, MANY), (WORK, MANY)),
         },
     )
-    bare = runs["bare"]
+    bare, raw, two = runs["bare"], runs["raw"], runs["two"]
     larger = median(run.rate for run in runs["bare, larger batches"])
     note = f"one process, concurrency 200; bare in batches of {BATCH} (of {LARGE}: {larger:,.0f})"
     return [
-        rates(NAME, "no-op jobs", "jobs/s", runs["one"], bare, note=note),
-        rates(NAME, "no-op jobs, default settings", "jobs/s", runs["defaults"], bare, note="concurrency 10"),
-        rates(NAME, "no-op jobs, 2 processes", "jobs/s", runs["two"], runs["two bare"], note="200 each; 2 bare loops"),
+        rates(NAME, "no-op jobs", "jobs/s", runs["one"], bare, floors=raw, note=note),
+        rates(
+            NAME, "no-op jobs, default settings", "jobs/s", runs["defaults"], bare, floors=raw, note="concurrency 10"
+        ),
+        rates(
+            *(NAME, "no-op jobs, 2 processes", "jobs/s", two, runs["two bare"]),
+            floors=runs["two raw"],
+            note="200 each; 2 bare loops",
+        ),
         *costs(NAME, "job", runs["one"], bare),
         hot(NAME, "a job", runs["one"], bare, note="a claim and an end both move the row in an index"),
     ]

@@ -11,6 +11,7 @@ import asyncpg
 from gen_durable import Durable, Finished
 from tools.bench.process_main import Parent
 from tools.bench.processes import Run, run_until
+from tools.bench.raw_floor import FAN, floor_insert_case
 from tools.bench.result import Better, Result, compare
 from tools.bench.scenario import Progress, Scenario, Size, run_in_rounds
 from tools.bench.server import Server
@@ -43,10 +44,15 @@ async def run(server: Server, size: Size, progress: Progress) -> list[Result]:
 
         return once
 
-    usual = {"bare": case("tools.bench.ceiling:fan", size.children), "fan-out": case(ENGINE, size.children)}
+    usual = {
+        "raw": floor_insert_case(server, FAN, size.children + 1, children=size.children),
+        "bare": case("tools.bench.ceiling:fan", size.children),
+        "fan-out": case(ENGINE, size.children),
+    }
     runs = await run_in_rounds(size, progress, usual)
     name = f"fan-out of {size.children:,} and join"
-    rows = [rates(NAME, name, "children/s", runs["fan-out"], runs["bare"], note="one process, concurrency 200")]
+    note = "one process, concurrency 200; raw: without the join"
+    rows = [rates(NAME, name, "children/s", runs["fan-out"], runs["bare"], floors=runs["raw"], note=note)]
     if size.parked:
         progress.expect(2)
         bare = await case("tools.bench.ceiling:fan", MANY)()

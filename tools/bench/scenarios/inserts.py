@@ -11,6 +11,7 @@ from gen_durable.core.services import services_of
 from tools.bench.ceiling import open_runner
 from tools.bench.process_main import Parent
 from tools.bench.processes import Run, run_until
+from tools.bench.raw_floor import INSERTS, floor_insert_case
 from tools.bench.result import Result
 from tools.bench.scenario import Progress, Scenario, Size, run_in_rounds
 from tools.bench.server import Server
@@ -80,25 +81,37 @@ async def run(server: Server, size: Size, progress: Progress) -> list[Result]:
         size,
         progress,
         {
+            "raw single": floor_insert_case(server, INSERTS, size.singles, count=size.singles),
             "bare single": case("bare", size.singles),
             "single": case("single", size.singles),
+            "raw concurrent": floor_insert_case(server, INSERTS, many, count=many, connections=LINKS),
             "bare concurrent": case("bare", many, links=LINKS),
             "concurrent": case("concurrent", many),
+            "raw batch": floor_insert_case(server, INSERTS, size.jobs, count=size.jobs, rows=BATCH),
             "bare batch": case("bare", size.jobs, size=BATCH),
             "batch": case("batch", size.jobs),
         },
     )
     return [
-        rates(NAME, "single inserts", "inserts/s", runs["single"], runs["bare single"], note="one after the other"),
+        rates(
+            *(NAME, "single inserts", "inserts/s", runs["single"], runs["bare single"]),
+            floors=runs["raw single"],
+            note="one after the other",
+        ),
         rates(
             NAME,
             "concurrent inserts",
             "inserts/s",
             runs["concurrent"],
             runs["bare concurrent"],
+            floors=runs["raw concurrent"],
             note=f"{TASKS} tasks, {LINKS} connections",
         ),
-        rates(NAME, "batch inserts", "inserts/s", runs["batch"], runs["bare batch"], note=f"{BATCH:,} in a call"),
+        rates(
+            *(NAME, "batch inserts", "inserts/s", runs["batch"], runs["bare batch"]),
+            floors=runs["raw batch"],
+            note=f"{BATCH:,} in a call",
+        ),
     ]
 
 

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 
 from gen_durable import Start
 from tools.bench.processes import Run, run_until
+from tools.bench.raw_floor import DRAIN, floor_case
 from tools.bench.result import Result, compare
 from tools.bench.scenario import Progress, Scenario, Size, run_in_rounds
 from tools.bench.server import Server
@@ -37,11 +38,13 @@ async def run(server: Server, size: Size, progress: Progress) -> list[Result]:
         return case
 
     bare: list[Role] = [("tools.bench.ceiling:drain", {"queue": queue}) for queue in QUEUES]
+    raw: list[Role] = [(DRAIN, {"queue": queue}) for queue in QUEUES]
     ours: list[Role] = [(WORK, {"queues": {queue: SLOTS}}) for queue in QUEUES]
     runs = await run_in_rounds(
         size,
         progress,
         {
+            "raw": floor_case(server, MANY * size.jobs, *raw),
             "bare": both(SHORT, MANY * size.jobs, *bare),
             "short": both(SHORT, MANY * size.jobs, *ours),
             "long": both(LONG, size.jobs, *ours),
@@ -52,7 +55,11 @@ async def run(server: Server, size: Size, progress: Progress) -> list[Result]:
     processors = [(os.cpu_count() or 1) * run.count / (run.worker_cpu + run.server.cpu) for run in runs["short"]]
     of_processors = "processors / CPU of a job, both sides"
     return [
-        rates(NAME, "1 ms jobs, 2 queues, 2 processes", "jobs/s", runs["short"], runs["bare"], note="2 bare loops"),
+        rates(
+            *(NAME, "1 ms jobs, 2 queues, 2 processes", "jobs/s", runs["short"], runs["bare"]),
+            floors=runs["raw"],
+            note="2 bare loops",
+        ),
         compare(NAME, "the same against the arithmetic", "jobs/s", short, processors, note=of_processors),
         compare(
             NAME, "50 ms jobs, 2 queues, 2 processes", "jobs/s", long, [slots] * len(long), note="200 slots / 50 ms"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gen_durable import Start
+from tools.bench.raw_floor import DRAIN, floor_case
 from tools.bench.result import Result
 from tools.bench.scenario import Progress, Scenario, Size, run_in_rounds
 from tools.bench.server import Server
@@ -18,13 +19,18 @@ async def run(server: Server, size: Size, progress: Progress) -> list[Result]:
         size,
         progress,
         {
+            "raw": floor_case(server, count, (DRAIN, {})),
             "bare": drain_case(server, start, count, ("tools.bench.ceiling:drain", {})),
             "threads": drain_case(server, start, count, (WORK, {"queues": {"default": 200}})),
         },
     )
     engine, bare = runs["threads"], runs["bare"]
     return [
-        rates(NAME, "no-op jobs in threads", "jobs/s", engine, bare, note="one process, concurrency 200"),
+        rates(
+            *(NAME, "no-op jobs in threads", "jobs/s", engine, bare),
+            floors=runs["raw"],
+            note="one process, concurrency 200",
+        ),
         costs(NAME, "job in a thread", engine, bare)[0],
     ]
 
