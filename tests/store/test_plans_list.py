@@ -58,7 +58,7 @@ vacuum @schema.instances;
 PKEY = "instances_pkey"
 TROUBLED, LEASE, FINISHED = "instances_ended_badly", "instances_lease", "instances_finished"
 PARENT, KEY, KEPT = "instances_parent", "instances_key", "instances_kept"
-PICK, BLOCKED = "instances_pick", "instances_blocked"
+PICK, BLOCKED, PARKED = "instances_pick", "instances_blocked", "instances_parked"
 
 
 def ago(seconds: float) -> datetime:
@@ -106,6 +106,11 @@ LOOKS = {
     "blocked": Look({"blocked": True}, BLOCKED, 200),
     "not blocked": Look({"blocked": False}, rows=60),
     "error": Look({"error": "boom"}),
+    "waiting in a step": Look({"machine": "m1", "step": "s1", "status": "awaiting_signal"}, PARKED, 60),
+    "resting in a rare step": Look(
+        {"machine": "m3", "step": "s", "status": ["failed", "awaiting_children"]}, PARKED, 60
+    ),
+    "failed in a step, few in all": Look({"machine": "m3", "step": "s2", "status": "failed"}, TROUBLED, 2000),
     "failed by an error": Look({"error": "boom", "status": "failed"}, TROUBLED, 2000),
     "everything": Look({"machine": "m6", "step": "s2", "queue": "q1", "metadata": {"tenant": "t1"}, "status": "done"}),
 }

@@ -7,7 +7,8 @@
 -- Returns two texts of SQL. `candidates` selects rows by one index, in descending order of ids below $2; `filters` is
 -- the condition on such a row i. In both, $1 is the object. No value becomes part of a text except the names of
 -- statuses, from which the planner estimates row counts (tests/security/test_injection.py).
--- Index: instances_key, instances_parent, instances_ended_badly, instances_lease, instances_blocked, instances_pick,
+-- Index: instances_key, instances_parent, instances_parked (machine, step and statuses in which rows rest; for ends only
+-- if there are many of them in all), instances_ended_badly, instances_lease, instances_blocked, instances_pick,
 -- instances_finished with instances_kept, else the primary key backwards. An index in another order is used only if it holds
 -- few rows. Locks: none.
 create or replace function @schema.filter_sql(wanted jsonb, few int default 5000)
@@ -22,6 +23,9 @@ set enable_bitmapscan = off
 as $$
 declare
   statuses constant @schema.durable_status[] := array(select jsonb_array_elements_text(wanted -> 'status'));
+  -- Rows that rest in a step of a machine.
+  is_parked constant boolean := wanted ?& array['machine', 'step'] and statuses <> '{}'
+    and statuses <@ '{awaiting_signal,awaiting_children,failed,cancelled}';
   has_finished_range constant boolean := wanted ?| array['finished_after', 'finished_before'];
   matches int;
   parts text[] := '{true}';
@@ -42,6 +46,15 @@ begin
         coalesce((select child.parent_round from @schema.instances child where child.id = $2), 2147483647), $2
       ) and i.id < $2
       order by i.parent_round desc, i.id desc $text$;
+  elsif is_parked and (
+    not statuses <@ '{failed,cancelled}' or few < (
+      select count(*) from (select from @schema.instances i where i.status in ('failed', 'cancelled') limit few + 1) as ends
+    )
+  ) then
+    candidates := $text$
+      select i.* from @schema.instances i
+      where i.fsm = $1 ->> 'machine' and i.parked_step = $1 ->> 'step' and i.id < $2
+      order by i.fsm desc, i.parked_step desc, i.id desc $text$;
   elsif statuses <> '{}' and statuses <@ '{failed,cancelled}' then
     candidates := $text$
       select i.* from @schema.instances i

@@ -8,6 +8,7 @@
 -- allocated_ids: the ids of the rows, from allocate_ids, for a caller that must know them first; any other id raises
 -- GD008 (use_up_allocated_ids.sql). Without them an id that exists, because the sequence was set back, is drawn again
 -- (draw_unused_ids.sql).
+-- trace_contexts: texts or null (the column trace_context).
 -- notify: wake the workers with the commit, one message per queue; the clients pass false and send their own.
 -- on_conflict: 'raise' (the whole call fails with GD001), 'skip' (the id is null) or 'existing' (the id of the holder).
 -- Returns one row per input row, in input order; blocked_on is the gate that a new row waits for
@@ -35,7 +36,8 @@ create or replace function @schema.insert(
   keeps float8[] default '{}',
   signals jsonb[] default '{}',
   allocated_ids bigint[] default '{}',
-  notify boolean default true
+  notify boolean default true,
+  trace_contexts text[] default '{}'
 )
 returns table (ord int, id bigint, inserted boolean, blocked_on text)
 language plpgsql
@@ -51,7 +53,7 @@ declare
     total, cardinality(versions), cardinality(steps), cardinality(states), cardinality(queues), cardinality(priorities),
     cardinality(partition_keys), cardinality(delays), cardinality(schedule_ats), cardinality(unique_keys),
     cardinality(unique_scopes), cardinality(limits), cardinality(groups), cardinality(metadatas), cardinality(keeps),
-    cardinality(signals), cardinality(allocated_ids)
+    cardinality(signals), cardinality(allocated_ids), cardinality(trace_contexts)
   );
   ids bigint[];            -- the id of each row, if it is inserted
   is_set_back boolean;     -- an id is as high as those that were drawn: the sequence was set back
@@ -76,6 +78,14 @@ begin
   perform @schema.require_valid_starts(
     fsms, versions, steps, states, queues, partition_keys, delays, schedule_ats, unique_keys, groups, metadatas, keeps
   );
+  if cardinality(trace_contexts) > 0 then
+    if cardinality(trace_contexts) > total or exists (
+      select from unnest(trace_contexts) as given (context) where octet_length(given.context) > 1024
+    ) then
+      raise exception 'a trace context must have at most 1024 bytes, and there is at most one per instance'
+        using errcode = '22023';
+    end if;
+  end if;
   if starter is not null then  -- alone, because a condition with a query costs as much as a query
     if exists (select from @schema.restricted_logins one where one.login = starter) then
       perform @schema.require_granted(starter, fsms, queues, priorities, partition_keys);
@@ -115,7 +125,7 @@ begin
     with added as (
       insert into @schema.instances
         (id, fsm, fsm_version, step, state, queue, priority, partition_key, blocked_on, eligible_at, unique_key,
-         unique_scope, slot_key, rate_key, weight, group_key, metadata, keep_seconds, inserted_by)
+         unique_scope, slot_key, rate_key, weight, group_key, metadata, keep_seconds, inserted_by, trace_context)
       overriding system value
       select given.id, given.fsm, given.version, given.step, given.state, given.queue,
              coalesce(given.priority, 0::smallint), given.partition_key,
@@ -125,7 +135,7 @@ begin
              end),
              given.unique_key, coalesce(given.unique_scope, '{}')::@schema.durable_status[], given.slot_key,
              given.rate_key, given.weight,
-             given.group_key, given.metadata, given.keep_seconds, starter
+             given.group_key, given.metadata, given.keep_seconds, starter, given.trace_context
       -- In the list of columns, not in FROM: there each array would be written to a tuple store first.
       from (
         select unnest(ids) as id, unnest(fsms) as fsm, unnest(versions) as version, unnest(steps) as step,
@@ -134,7 +144,7 @@ begin
           unnest(unique_keys) as unique_key, unnest(unique_scopes) as unique_scope, unnest(holders) as holder,
           unnest(blocked) as blocked_on, unnest(slot_keys) as slot_key, unnest(rate_keys) as rate_key,
           unnest(weights) as weight, unnest(groups) as group_key, unnest(metadatas) as metadata,
-          unnest(keeps) as keep_seconds, generate_series(1, total) as ord
+          unnest(keeps) as keep_seconds, unnest(trace_contexts) as trace_context, generate_series(1, total) as ord
       ) as given
       where given.holder is null
       order by given.unique_key, given.ord
@@ -194,7 +204,7 @@ begin
 end
 $$;
 
-comment on function @schema.insert(text[], int[], text[], jsonb[], text[], smallint[], text[], float8[], timestamptz[], bytea[], text[], text, jsonb[], text[], jsonb[], float8[], jsonb[], bigint[], boolean) is
+comment on function @schema.insert(text[], int[], text[], jsonb[], text[], smallint[], text[], float8[], timestamptz[], bytea[], text[], text, jsonb[], text[], jsonb[], float8[], jsonb[], bigint[], boolean, text[]) is
   'Inserts instances, one per array element. Returns the id of each, and whether it is new. on_conflict says what'
   ' happens if a unique key is taken: raise, skip or existing. Your commit wakes the workers; with notify => false they'
   ' find the instances when they poll, and your commit waits for no other.';

@@ -19,7 +19,7 @@ begin
   from jsonb_to_record(start) as given (
     fsm text, version int, step text, state jsonb, queue text, priority smallint, partition_key text, delay float8,
     schedule_at timestamptz, unique_scope text, limits jsonb, group_key text, metadata jsonb, keep float8,
-    signals jsonb, id bigint
+    signals jsonb, id bigint, trace_context text
   )
   cross join lateral @schema.insert(
     fsms => array[given.fsm],
@@ -42,7 +42,8 @@ begin
     keeps => array[given.keep],
     signals => array_remove(array[given.signals], null),
     allocated_ids => array_remove(array[given.id], null),
-    notify => false
+    notify => false,
+    trace_contexts => array_remove(array[given.trace_context], null)
   ) as added;
   if new_id is null and start ? 'id' then
     -- The caller may try again in this transaction: its holder may have ended by then.

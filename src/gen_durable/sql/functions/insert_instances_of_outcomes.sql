@@ -3,7 +3,8 @@
 --
 -- Parameters: the arrays of flush with the fence, the kind, and extras: `children`, an array of objects, or `spawn`,
 -- the same. A child with an id keeps it: one of lock_parent_and_allocate_ids or of allocate_ids, which is used up here.
--- An id that another login has drawn raises GD008. Its signals are those of send_first_signals.sql.
+-- An id that another login has drawn raises GD008. Its signals are those of send_first_signals.sql. Its trace_context is
+-- that of the instance that starts it.
 -- Returns the queues in which rows became runnable.
 -- The fence is checked here as in flush, and a row with a pending cancel starts no instances; the lock guarantees that
 -- both checks agree. A child whose unique key is taken is neither inserted nor waited for. Rows are inserted in the
@@ -42,7 +43,7 @@ begin
 
   with source as (
     select outcome.id as starter, case outcome.kind when 'children' then outcome.id end as parent_id,
-           case outcome.kind when 'children' then parent.round + 1 end as round, child.*
+           case outcome.kind when 'children' then parent.round + 1 end as round, parent.trace_context, child.*
     from unnest(ids, insert_instances_of_outcomes.claims, seqs, kinds, extras) as outcome (id, epoch, seq, kind, extra)
     join @schema.instances parent
       on parent.id = outcome.id and parent.claims = outcome.epoch and parent.seq = outcome.seq
@@ -73,7 +74,7 @@ begin
     insert into @schema.instances
       (id, fsm, fsm_version, step, state, queue, priority, partition_key, eligible_at, unique_key, unique_scope,
        slot_key, rate_key, weight, group_key, parent_id, parent_round, metadata, keep_seconds,
-       has_signals)
+       has_signals, trace_context)
     overriding system value
     select start.child_id, start.fsm, start.version, start.step, coalesce(start.state, 'null'), start.queue,
            start.priority, start.partition_key,
@@ -83,7 +84,7 @@ begin
            ),
            decode(start.unique_key, 'hex'), coalesce(start.unique_scope, '{}')::@schema.durable_status[],
            limited.slot_key, limited.rate_key, limited.weight, start.group_key, start.parent_id, start.round,
-           start.metadata, start.keep, start.signals is not null
+           start.metadata, start.keep, start.signals is not null, start.trace_context
     from numbered as start
     left join limited on limited.limits = start.limits
     order by decode(start.unique_key, 'hex'), start.child_id

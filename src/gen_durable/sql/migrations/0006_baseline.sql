@@ -84,6 +84,7 @@ create table @schema.instances (
   last_traceback    text,
   cancel_reason     text,
   on_failure        text,
+  trace_context     text,
   cancel_rest       boolean,
   awaits            text[],
   seen              bigint[],
@@ -96,7 +97,12 @@ create table @schema.instances (
   unique_guard      bytea generated always as (
     case when unique_key is not null and status = any (unique_scope) then unique_key end
   ) stored,
-  metadata          jsonb
+  metadata          jsonb,
+  -- The step of a row that rests in it. An index may not name step itself, not even one that executing rows are never
+  -- in: every update that changes step would write a new entry to all indexes (tests/store/test_parked_step.py).
+  parked_step       text generated always as (
+    case when status in ('awaiting_signal', 'awaiting_children', 'failed', 'cancelled') then step end
+  ) stored
 )
 with (
   fillfactor = 60,                          -- space for the updates of a chain on the row's own page (HOT)
@@ -161,6 +167,11 @@ comment on column @schema.instances.cancel_rest is 'Whether children that the pa
 comment on column @schema.instances.awaits is
   'The names of the signals it waits for, kept until the woken step progresses, and by failed and cancelled rows.';
 comment on column @schema.instances.seen is 'The ids of the signals that the waiting step had already received.';
+comment on column @schema.instances.trace_context is
+  'The W3C trace context of the insert, traceparent and tracestate; children and spawned instances have that of their'
+  ' parent. Null without a tracer.';
+comment on column @schema.instances.parked_step is
+  'The step of a row that waits for a signal or for children, or that failed or was cancelled; else null.';
 comment on column @schema.instances.inserted_by is
   'The oid of the login that inserted the row, in a database with roles (roles.sql).';
 comment on column @schema.instances.unique_scope is 'The statuses in which the row holds its unique key.';

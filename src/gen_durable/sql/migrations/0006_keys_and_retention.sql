@@ -18,6 +18,9 @@ create index instances_keep_passed
 -- filter_sql: failed and cancelled instances, newest first. Rows that succeed never enter it.
 create index instances_ended_badly on @schema.instances (id) where status in ('failed', 'cancelled');
 
+-- filter_sql: the rows that rest in a step, newest first. Jobs and chains that succeed never enter it.
+create index instances_parked on @schema.instances (fsm, parked_step, id) where parked_step is not null;
+
 -- gc reads it; declare_retentions writes it.
 create table @schema.retentions (
   fsm         text primary key,
