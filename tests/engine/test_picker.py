@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -210,6 +211,33 @@ async def test_a_stop_cancels_a_pick_that_hangs(dsn: str, schema: str, monkeypat
         await asyncio.wait_for(answered.wait(), 5)
         await asyncio.wait_for(pick.stop(), 5)
         assert [task for task in asyncio.all_tasks() if task.get_name() == "gen_durable pick"] == []
+
+
+async def test_a_pick_that_fails_after_an_interrupted_stop_is_not_reported(dsn: str, schema: str) -> None:
+    """Nothing awaits it any more: asyncio would log its error, with a traceback."""
+    reports: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reports.append(context))
+    async with Durable(dsn, schema=schema) as app, picking(app) as (pick, link, _):
+        answered, is_broken = asyncio.Event(), asyncio.Event()
+
+        async def lose() -> None:
+            answered.set()
+            await is_broken.wait()
+            raise ConnectionError
+
+        link.meanwhile = lose
+        pick.start()
+        await asyncio.wait_for(answered.wait(), 5)
+        stopping = asyncio.create_task(pick.stop())
+        done, _ = await asyncio.wait([stopping], timeout=0.05)
+        assert not done
+        stopping.cancel()
+        await asyncio.wait([stopping])
+        is_broken.set()
+        await until(lambda: all(task.get_name() != "gen_durable pick" for task in asyncio.all_tasks()))
+        await asyncio.sleep(0)
+        gc.collect()
+        assert reports == []
 
 
 def data_error() -> Exception:

@@ -161,6 +161,7 @@ class Picker(BackgroundTask):
         self._pick_task = asyncio.get_running_loop().create_task(
             self._pick_and_notify_of_missed_rows(demands, expected), name="gen_durable pick"
         )
+        self._pick_task.add_done_callback(_retrieve_error)
         try:
             # A stop must not interrupt the pick: rows claimed by a statement whose answer is dropped are lost to
             # everyone until their leases end.
@@ -320,3 +321,11 @@ class Picker(BackgroundTask):
         if not due:
             return None
         return max(min(self._picked_at + self._poll_seconds, *due) - time.monotonic(), 0.0)
+
+
+def _retrieve_error(task: asyncio.Task[PickResult]) -> None:
+    """Asyncio logs the error of a task that nothing awaits any more: here after an interrupted stop has closed the
+    connection (tests/engine/test_picker.py).
+    """
+    if not task.cancelled():
+        task.exception()
