@@ -21,6 +21,7 @@ CLEAR: dict[str, set[str]] = {
     "instances": {
         *("fsm", "step", "status", "queue", "partition_key", "metadata", "awaits", "locked_by", "blocked_on"),
         *("slot_key", "rate_key", "group_key", "error_type", "cancel_requested", "cancel_reason", "unique_scope"),
+        *("parked_step", "trace_context"),
         *("last_error",),  # messages of the engine itself
     },
     "signals": {"name", "dedup_key", "rejection", "rejected_by"},

@@ -53,8 +53,8 @@ def insert_traced(store: Store, contexts: list[str | None]) -> list[int]:
 
 def test_a_trace_context_is_stored_and_passed_to_children_and_spawned_instances(store: Store) -> None:
     traced, plain = insert_traced(store, [TRACE, None])
-    claims = store.sql("select id, trace_context from @schema.pick('w', '{default}', '{9}', '{m/1/s}', 60)")
-    assert {row["id"]: row["trace_context"] for row in claims if row["id"]} == {traced: TRACE, plain: None}
+    store.sql("select from @schema.pick('w', '{default}', '{9}', '{m/1/s}', 60)")
+    assert {row["id"]: row["trace_context"] for row in store.rows()} == {traced: TRACE, plain: None}
     start = {"fsm": "m", "version": 1, "step": "s", "queue": "q", "priority": 0, "delay": 0}
     store.flush(
         Commit(traced, 1, 0, "children", extra=json.dumps({"children": [start]})),

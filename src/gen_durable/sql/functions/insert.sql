@@ -17,6 +17,7 @@
 -- Index: instances_unique.
 -- Locks: the quotas of the login, if it has any (take_login_quota.sql). Then rows are inserted in the order of their keys, so two calls with the same keys wait for each other in one
 -- direction only (tests/interleavings: insert_insert).
+-- Long because: each try shares the arrays, and the rows that earlier tries have inserted.
 create or replace function @schema.insert(
   fsms text[],
   versions int[],

@@ -47,7 +47,7 @@ returns table (
   priority smallint, partition_key text, unique_key bytea, parent_id bigint, awaits text[], limited text,
   inbox jsonb, children jsonb, visit bigint, step_errors int, crashes int, timed_out boolean, journal jsonb,
   is_woken_by_deadline boolean,
-  report jsonb, trace_context text
+  report jsonb
 )
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -350,7 +350,7 @@ begin
       i.visit, i.step_errors, i.crashes, i.timed_out_claim is not null,
       case when with_payloads and i.has_journal then @schema.journal_of_claim(i.id, i.visit) end,
       i.timed_out_claim = i.claims,
-      null::jsonb, i.trace_context
+      null::jsonb
     from claimed i
     order by i.priority, i.eligible_at, i.id;
 end
