@@ -11,6 +11,10 @@ from gen_durable.json_codec import decode_untyped_payload
 
 History: TypeAlias = Literal["off", "transitions", "states"]
 """The history that a machine keeps: nothing, a small row per committed outcome, or such a row with the state."""
+Cause: TypeAlias = Literal["start", "next", "signal", "deadline", "children", "retry", "crash", "operator", "parent"]
+"""What made an execution run: the start of the instance, the step before it, a signal, the timeout of a wait, its
+children, a retry of the step, a crash of the worker before, or an operator who retried the instance. A cancel of a
+waiting instance has "operator" or, if it follows from that of another instance, "parent"."""
 HISTORY_KEEP: Final = 1000
 """How many of its newest outcomes the history of an instance keeps by default."""
 
@@ -38,11 +42,14 @@ def check_last_argument(last: int | None) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """One committed outcome of a step.
+    """One committed outcome of a step; or a cancel, retry or crash that happened without one.
 
-    `seq` counts outcomes from 1. `next_step` is None at the end. `error_type` and `traceback` are those of the
-    exception behind `error`, also of one that `on_error` has handled. `raw_state` is the state after the outcome, if
-    the machine has `history="states"`.
+    `seq` counts outcomes from 1. `outcome` is its name, such as "Next". A crash whose row ran again is "Crashed" with a
+    `next_step`, a retry by an operator "Retried", a cancel of a waiting instance "Cancel": these have the `seq` of the
+    outcome before them. `next_step` is None at the end. `waited` is how many seconds passed between becoming due and
+    being started, `cause` what made the execution run. `error_type` and `traceback` are those of the exception behind
+    `error`, also of one that `on_error` has handled. `raw_state` is the state after the outcome, if the machine has
+    `history="states"`.
     """
 
     seq: int
@@ -52,6 +59,8 @@ class Transition:
     attempt: int
     started_at: datetime
     duration: float
+    waited: float
+    cause: Cause
     worker: str | None
     error: str | None = field(repr=False)
     error_type: str | None

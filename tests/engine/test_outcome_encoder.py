@@ -245,9 +245,9 @@ def test_the_reason_of_a_failure_takes_precedence_over_the_error_of_the_step() -
     [
         (Plain.begin, 2, None, None),
         (Recorded.begin, 0, "begin", None),
-        (Recorded.begin, 2, "begin", {"attempt": 2}),
+        (Recorded.begin, 2, "begin", None),
         (Detailed.begin, 0, "begin", {"with_state": True}),
-        (Detailed.begin, 2, "begin", {"attempt": 2, "with_state": True}),
+        (Detailed.begin, 2, "begin", {"with_state": True}),
     ],
 )
 def test_an_outcome_has_what_the_history_of_its_machine_keeps(

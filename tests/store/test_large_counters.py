@@ -19,7 +19,7 @@ def test_a_pick_and_its_outcome(store: Store) -> None:
     store.given(instance(1, **OLD))
     (claim,) = store.pick().claims
     assert (claim.epoch, claim.seq, claim.visit, claim.attempt) == (BIG + 1, BIG, BIG, BIG)
-    retry = Commit(1, claim.epoch, claim.seq, "retry", ran_step="s", extra=f'{{"attempt": {BIG + 7}}}')
+    retry = Commit(1, claim.epoch, claim.seq, "retry", ran_step="s")
     assert not store.flush(retry).stale_ids
     row = store.row(1)
     assert (row["seq"], row["attempt"]) == (BIG + 1, BIG + 1)
@@ -28,7 +28,7 @@ def test_a_pick_and_its_outcome(store: Store) -> None:
     assert not store.flush(Commit(1, again.epoch, again.seq, "next", step="t", value="1", ran_step="s")).stale_ids
     assert store.row(1)["visit"] == BIG + 2
     moves = store.run(JournalStatementBuilder(store.schema).history(1, None))
-    assert [(move.seq, move.attempt) for move in moves] == [(BIG + 1, BIG + 7), (BIG + 2, 0)]
+    assert [(move.seq, move.attempt) for move in moves] == [(BIG + 1, BIG), (BIG + 2, BIG + 1)]
     assert store.run(store.calls.get(1, None)).claims == again.epoch  # type: ignore[union-attr]
 
 

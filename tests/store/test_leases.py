@@ -134,11 +134,11 @@ def test_the_end_of_a_crash_loop_is_in_the_history(store: Store) -> None:
     assert (last.next_step, last.error) == (None, store.row(1)["last_error"])
 
 
-def test_a_claim_that_is_taken_back_is_not_in_the_history(store: Store) -> None:
-    """It shows as a higher attempt in the next row."""
+def test_a_claim_that_is_taken_back_is_in_the_history(store: Store) -> None:
+    """Under the number of the outcome before it."""
     store.given(executing(1, **LATE))
     reap(store, max_crashes=3)
-    assert ends(store) == []
+    assert ends(store) == [(1, 0, "Crashed", "s", 0, "w")]
 
 
 def test_below_max_crashes_it_lives(store: Store) -> None:

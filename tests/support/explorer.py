@@ -61,6 +61,7 @@ class End:
     commits: str
     checkpoints: list[Any] = field(default_factory=list)
     progress: list[Any] = field(default_factory=list)
+    transitions: list[Any] = field(default_factory=list)
     buckets: list[Any] = field(default_factory=list)
 
     @property
@@ -135,6 +136,7 @@ class Explorer:
         self._signals = render("select * from @schema.signals order by id")
         self._checkpoints = render("select * from @schema.checkpoints order by instance_id")
         self._progress = render("select * from @schema.progress order by instance_id")
+        self._transitions = render("select * from @schema.transitions order by instance_id, seq, n")
         self._buckets = render("select * from @schema.rate_buckets order by key")
         self._reset = render("select @schema.explorer_reset();")
 
@@ -237,6 +239,7 @@ class Explorer:
             "".join(self._commits),
             await self._leader.fetch(self._checkpoints),
             await self._leader.fetch(self._progress),
+            await self._leader.fetch(self._transitions),
             await self._leader.fetch(self._buckets),
         )
         report.ends[tuple((r["id"], r["status"]) for r in rows)] += 1

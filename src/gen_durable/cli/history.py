@@ -71,12 +71,14 @@ async def _read_transitions(app: Durable, which: int | str, last: int | None) ->
 
 def _transitions_table(transitions: list[Transition], *, workers: bool) -> Table:
     return make_one_line_per_row_table(
-        ("seq", "step", "outcome", "started", "took", *(("worker",) if workers else ()), "error"),
+        ("seq", "step", "outcome", "cause", "waited", "started", "took", *(("worker",) if workers else ()), "error"),
         (
             (
                 str(t.seq),
                 t.step + (f", attempt {t.attempt}" if t.attempt else ""),
                 t.outcome + (f" -> {t.next_step}" if t.next_step is not None else ""),
+                t.cause,
+                format_duration(t.waited),
                 f"{t.started_at.astimezone():%Y-%m-%d %H:%M:%S}",
                 format_duration(t.duration),
                 *((t.worker or "",) if workers else ()),
@@ -98,6 +100,8 @@ def transition_json_fields(t: Transition, *, state: bool, traceback: bool = Fals
         "attempt": t.attempt,
         "started_at": t.started_at.isoformat(),
         "duration": t.duration,
+        "waited": t.waited,
+        "cause": t.cause,
         "worker": t.worker,
         "error": t.error,
         "error_type": t.error_type,

@@ -30,6 +30,7 @@ from gen_durable.outcomes import (
     is_outcome,
 )
 from gen_durable.starts import Start
+from gen_durable.store.history_entries import LINES_PER_FULL_LINE
 from gen_durable.store.start_encoder import encode_start
 from gen_durable.store.types import Claim, Commit, ManyChildren
 from gen_durable.stored_exceptions import describe_error, error_type_of, format_traceback
@@ -164,11 +165,14 @@ def _wrong_return_error(spec: StepSpec, returned: object) -> InvalidOutcome:
 
 
 def _add_history_and_extra(commit: Commit, extra: dict[str, Any], claim: Claim, spec: StepSpec) -> None:
-    """Add what the history keeps of an outcome (record_transitions.sql), and encode `extra`."""
+    """Add what the history keeps of an outcome (append_to_history.sql), and encode `extra`."""
     if spec.machine.history != "off":
         commit.ran_step = spec.name
-        if claim.attempt:
-            extra["attempt"] = claim.attempt
+        commit.line = claim.recorded_lines % LINES_PER_FULL_LINE
+        commit.is_first_line = claim.recorded_lines == 0
+        if commit.line and commit.error is None and spec.machine.history != "states":
+            commit.is_full_line = False
+            commit.full_line_began = claim.recorded_began
         if spec.machine.history == "states":
             extra["with_state"] = True
     if extra:
@@ -360,6 +364,9 @@ def advance_claim(claim: Claim, encoded: EncodedOutcome) -> None:
         claim.state = commit.value if encoded.plain_state is None else encoded.plain_state
     claim.attempt = claim.step_errors = claim.crashes = 0
     claim.seq += 1
+    if commit.is_full_line:
+        claim.recorded_began = commit.began
+    claim.recorded_lines += 1
     claim.visit = claim.seq
     claim.journal = claim.step_journal = None
     claim.awaits = claim.taken = None

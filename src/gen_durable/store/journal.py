@@ -81,8 +81,8 @@ class JournalStatementBuilder:
         self._report = f"select locked from {s}.record_progress($1,$2,$3,$4,$5,$6,$7)"  # noqa: S608
         self._trim = f"select {s}.trim_history($1,$2,$3)"
         self._history = (
-            f"select seq, step, outcome, next_step, attempt, {clamped_time('started_at')}, duration, worker, error, "  # noqa: S608
-            f"error_type, traceback, state::text from {s}.history_of($1,$2,$3)"
+            f"select seq, step, outcome, next_step, attempt, {clamped_time('started_at')}, duration, waited, cause, "  # noqa: S608
+            f"worker, error, error_type, traceback, state::text from {s}.history_of($1,$2,$3)"
         )
         self._activities = (
             f"select visit, step, name, attempt, {clamped_time('started_at')}, duration, error, parameters::text, "  # noqa: S608
@@ -151,7 +151,7 @@ class JournalStatementBuilder:
         return Statement(
             self._history,
             (instance, key, last),
-            lambda rows: [Transition(*_json_columns_to_bytes(row, 11)) for row in rows],
+            lambda rows: [Transition(*_json_columns_to_bytes(row, 13)) for row in rows],
         )
 
     def activities(self, instance: int | None, key: bytes | None, last: int | None = None) -> Statement[list[Activity]]:

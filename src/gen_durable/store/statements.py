@@ -15,6 +15,7 @@ from gen_durable.instances import Instance
 from gen_durable.json_codec import encode_json
 from gen_durable.limits import Limit, LimitState, Policy
 from gen_durable.starts import Start
+from gen_durable.store.history_entries import entries_array_sql, join_entries
 from gen_durable.store.limit_encoder import limit_policy_columns
 from gen_durable.store.packed_lists import (
     JSON,
@@ -127,7 +128,7 @@ class StatementBuilder:
         self._flush = (
             "select stale, already_committed, woken_queues, cascade_origins, cancel_requested from "  # noqa: S608
             f"{s}.flush({numbers_array_sql(1)},{numbers_array_sql(2)},{numbers_array_sql(3)},"
-            f"{names_array_sql(4)},{names_array_sql(5)},$6,$7,$8,$9,$10,$11,{names_array_sql(12)},$13,$14)"
+            f"{names_array_sql(4)},{names_array_sql(5)},$6,$7,$8,$9,$10,$11,{entries_array_sql(12)})"
         )
         self._lock_parent_and_allocate_ids = f"select {s}.lock_parent_and_allocate_ids($1,$2,$3,$4)"
         self._start_instances = f"select {s}.insert_instances_of_outcomes($1,$2,$3,array['children'],$4)"
@@ -234,8 +235,6 @@ class StatementBuilder:
 
     def flush(self, commits: Sequence[Commit], worker: str | None = None, now: float = 0.0) -> Statement[FlushResult]:
         """`commits` in the order of ids: rows are locked in that order. `now` is the clock of `Commit.began`."""
-        ran_steps = join_names([c.ran_step for c in commits])
-        recorded = commits if ran_steps else ()
         return Statement(
             self._flush,
             (
@@ -250,9 +249,7 @@ class StatementBuilder:
                 empty_if_all_none([c.parent for c in commits]),
                 empty_if_all_none([c.extra for c in commits]),
                 worker,
-                ran_steps,
-                [now - c.began for c in recorded],
-                [c.took for c in recorded],
+                join_entries(commits, now),
             ),
             decode_flush_result,
         )

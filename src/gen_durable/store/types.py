@@ -78,6 +78,8 @@ class Claim(msgspec.Struct, eq=False, gc=False):
     journal: str | None = None  # JSON, written by earlier executions of this visit
     step_journal: object = None  # the `StepJournal` of this execution, once used (engine/journal_action_runner.py)
     is_woken_by_deadline: bool = False  # not by a signal or its children
+    recorded_lines: int = 0  # outcomes of this claim, for the history
+    recorded_began: float = 0.0  # when the step of its last full line began
     is_decrypted: bool = False  # by core/claim_and_outcome_encryption.py, if there is a codec
     # Parts that are too large to come with the claim: engine/claim_part_loader.py reads them before the first step.
     is_large: bool = False
@@ -193,6 +195,11 @@ class Commit(msgspec.Struct, eq=False, gc=False):
     ran_step: str | None = None
     began: float = 0.0
     took: float = 0.0
+    # Lines that follow a full one of the same claim, and when that step began (store/history_entries.py).
+    line: int = 0
+    is_first_line: bool = True
+    is_full_line: bool = True
+    full_line_began: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

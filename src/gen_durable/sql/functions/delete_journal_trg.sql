@@ -12,7 +12,7 @@ as $$
 declare
   ids bigint[];
 begin
-  ids := array(select i.id from gone i where i.seq > 0);
+  ids := array(select i.id from gone i where i.seq > 0 or i.claims > 1);
   delete from @schema.transitions transition where transition.instance_id = any (ids);
   ids := array(select i.id from gone i where i.has_journal);
   if cardinality(ids) > 0 then

@@ -7,7 +7,8 @@
 -- queues in which rows became runnable; cascade_origins, parents that continue without their other children;
 -- workers_with_cancel_requests, the workers that run rows with a request; freed_gates, the gates that the caller must unblock as
 -- its last locks.
--- A waiting row ends at once and keeps its signals and what it awaits, for a retry. Its claims go up, so a late outcome or retry is stale. An executing row gets
+-- A waiting row ends at once and keeps its signals and what it awaits, for a retry. If it keeps a history, that says so
+-- (keeps_history.sql), after its last outcome and under the new number of claims. Its claims go up, so a late outcome or retry is stale. An executing row gets
 -- cancel_reason: flush accepts only an end from its worker, and reap ends it if the worker is dead. A row that was next
 -- at a gate, or has a token_at, has others behind it, so all its gates are freed.
 -- Index: primary key. Locks: none beyond those of the caller.
@@ -70,6 +71,15 @@ begin
   into ended, parents, freed_gates
   from ended_row;
 
+  if ended is not null then
+    insert into @schema.transitions (instance_id, seq, n, step, outcome, attempt, started_at, duration, cause, error)
+    select
+      i.id, i.seq, i.claims, i.step, 'Cancel', i.attempt, now(), 0,
+      case when given.origin = i.id then 'operator' else 'parent' end, i.last_error
+    from unnest(ids, origins) as given (id, origin)
+    join @schema.instances i on i.id = given.id
+    where given.id = any (ended) and i.seq > 0 and @schema.keeps_history(i.id, i.seq);
+  end if;
   parents := parents || marked;
   if parents is not null then
     insert into @schema.cascades (parent_id, first_round, last_round, origin, reason)

@@ -12,10 +12,9 @@
 --   extras             null for most, else an object: queue, priority, partition_key, limits, left (the gates of the
 --                      step that ran), awaits, seen, consumed, children, join (how many children must be done),
 --                      on_failure, cancel_rest, spawn (instances to start without waiting for them), error_type and
---                      traceback (of an exception), attempt and with_state (record_transitions.sql). A list has at
+--                      traceback (of an exception), with_state (to keep the state in the history). A list has at
 --                      most 100,000 elements; a worker sends at most 40,000 signals (engine/claim_part_loader.py)
---   ran_steps          the step that ran, for the history; null keeps none. started_ago (how many seconds ago it began),
---                      durations and worker are for the history too
+--   worker, entries    for the history: the worker, and per outcome its entry (append_to_history.sql); null keeps none
 -- Returns one row: stale, ids whose claim was taken over; already_committed, ids that an earlier call has committed;
 -- woken_queues, the queues in which rows became runnable; cascade_origins, parents whose other children
 -- cancel_listed_descendants.sql must cancel; cancel_requested, ids with a pending cancel: flush accepts only an end from
@@ -33,8 +32,7 @@
 -- Long because: one update writes the outcomes of a batch, and all effects share the rows that it returns.
 create or replace function @schema.flush(
   ids bigint[], claims bigint[], seqs bigint[], kinds text[], steps text[], payloads jsonb[], delays float8[],
-  errors text[], parents bigint[], extras jsonb[], worker text default null, ran_steps text[] default '{}',
-  started_ago float8[] default '{}', durations float8[] default '{}'
+  errors text[], parents bigint[], extras jsonb[], worker text default null, entries text[] default '{}'
 )
 returns table (
   stale bigint[], already_committed bigint[], woken_queues text[], cascade_origins bigint[], cancel_requested bigint[]
@@ -53,9 +51,12 @@ as $$
 declare
   call_size constant int := greatest(
     cardinality(ids), cardinality(claims), cardinality(seqs), cardinality(kinds), cardinality(steps), cardinality(payloads),
-    cardinality(delays), cardinality(errors), cardinality(parents), cardinality(extras), cardinality(ran_steps),
-    cardinality(started_ago), cardinality(durations)
+    cardinality(delays), cardinality(errors), cardinality(parents), cardinality(extras), cardinality(entries)
   );
+  clock constant timestamptz := statement_timestamp();
+  stamp constant text := (extract(epoch from clock) * 1000000)::bigint;
+  worker_name constant text := translate(coalesce(worker, ''), chr(9) || chr(10), '  ');
+  recorded bigint[];           -- rows of which record_transitions writes the outcome
   written bigint[];
   parked_places tid[];
   fanout_ids bigint[];         -- parents that begin to wait for children
@@ -113,8 +114,8 @@ begin
       given.kind = 'retry' or (given.kind = 'await' and given.step is null) as keeps_visit,
       -- The step runs again with the same signals: by itself, or if an operator retries the instance.
       given.kind in ('retry', 'fail', 'cancel') as repeats_step
-    from unnest(ids, claims, seqs, kinds, steps, payloads, delays, errors, extras)
-      as given (id, epoch, seq, kind, step, value, delay, error, extra)
+    from unnest(ids, claims, seqs, kinds, steps, payloads, delays, errors, extras, entries)
+      as given (id, epoch, seq, kind, step, value, delay, error, extra, entry)
   ),
   updated as (
     update @schema.instances i set
@@ -188,13 +189,24 @@ begin
       lease_expires_at = case when outcome.keeps_claim then i.lease_expires_at end,
       finished_at = case when outcome.is_end then now() end,
       unique_scope = @schema.unique_scope_for_status(i.unique_scope, outcome.status),
+      history = case
+        when outcome.entry is null then i.history
+        else @schema.append_to_history(
+          i.history, outcome.entry, clock, stamp, worker_name, i.eligible_at, i.attempt, @schema.cause_of_claim(
+            i.claims, i.seq, i.timed_out_claim, i.crashes, i.attempt, i.last_error, i.joined, i.awaits
+          )
+        )
+      end,
       updated_at = now()
     from outcomes as outcome
     where i.id = outcome.id and i.claims = outcome.epoch and i.seq = outcome.seq
       and (i.cancel_reason is null or outcome.is_end)
     returning
       i.id, i.ctid as place, i.has_signals, i.parent_id, i.queue, i.partition_key, i.slot_key,
-      outcome.kind, outcome.delay, outcome.extra, outcome.is_end, outcome.keeps_claim, outcome.is_runnable
+      outcome.kind, outcome.delay, outcome.extra, outcome.is_end, outcome.keeps_claim, outcome.is_runnable,
+      outcome.entry is not null and (
+        outcome.error is not null or outcome.extra ? 'with_state' or starts_with(i.history, '!')
+      ) as is_recorded
   )
   select
     array_agg(updated.id),
@@ -208,9 +220,11 @@ begin
       || array_agg(distinct @schema.gate_name('slot', updated.slot_key))
         filter (where not updated.keeps_claim and updated.slot_key is not null),
     array_agg(updated.id) filter (where updated.extra ? 'limits'),
-    array_agg(updated.extra -> 'limits') filter (where updated.extra ? 'limits')
+    array_agg(updated.extra -> 'limits') filter (where updated.extra ? 'limits'),
+    array_agg(updated.id) filter (where updated.is_recorded)
   into
-    written, parked_places, fanout_ids, consuming_ids, ended_children, queues, freed_gates, limited_ids, limit_specs
+    written, parked_places, fanout_ids, consuming_ids, ended_children, queues, freed_gates, limited_ids, limit_specs,
+    recorded
   from updated;
 
   if coalesce(cardinality(written), 0) < cardinality(ids) then
@@ -226,11 +240,8 @@ begin
     where outcome.id <> all (coalesce(written, '{}'));
   end if;
 
-  if cardinality(ran_steps) > 0 and written is not null then
-    perform @schema.record_transitions(
-      ids, seqs, kinds, steps, errors, extras, worker, ran_steps, started_ago, durations,
-      case when cardinality(written) < cardinality(ids) then written end
-    );
+  if recorded is not null then
+    perform @schema.record_transitions(ids, errors, extras, worker, recorded);
   end if;
 
   if consuming_ids is not null then

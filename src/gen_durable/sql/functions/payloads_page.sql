@@ -37,7 +37,7 @@ begin
         order by s.id limit batch;
     when 'transitions' then
       return query
-        select array[made.instance_id::text, made.seq::text], made.instance_id, i.status = 'executing',
+        select array[made.instance_id::text, made.seq::text, made.n::text], made.instance_id, i.status = 'executing',
           array['state', 'error', 'traceback'],
           array[
             concat_ws('/', 'state', i.fsm, i.fsm_version, coalesce(made.next_step, made.step)), 'error', 'traceback'
@@ -45,9 +45,10 @@ begin
           array[made.state::text, made.error, made.traceback]
         from @schema.transitions made
         join @schema.instances i on i.id = made.instance_id
-        where (made.instance_id, made.seq) > (coalesce(after[1]::bigint, 0), coalesce(after[2]::bigint, 0))
+        where (made.instance_id, made.seq, made.n)
+            > (coalesce(after[1]::bigint, 0), coalesce(after[2]::bigint, 0), coalesce(after[3]::bigint, 0))
           and (instances is null or made.instance_id = any (instances))
-        order by made.instance_id, made.seq limit batch;
+        order by made.instance_id, made.seq, made.n limit batch;
     when 'checkpoints' then
       return query
         select array[saved.instance_id::text], saved.instance_id, i.status = 'executing',

@@ -320,6 +320,10 @@ begin
         locked_by = worker,
         lease_expires_at = now() + make_interval(secs => lease),
         started_at = coalesce(i.started_at, now()),
+        eligible_at = case  -- the history counts from here how long it waited
+          when i.status in ('awaiting_signal', 'awaiting_children') then coalesce(i.await_deadline, i.eligible_at)
+          else i.eligible_at
+        end,
         -- A row that its deadline makes due still waits: a signal, or the last child, would have made it runnable.
         timed_out_claim = case
           when i.status in ('awaiting_signal', 'awaiting_children') then i.claims + 1 else i.timed_out_claim

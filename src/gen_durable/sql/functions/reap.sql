@@ -9,8 +9,10 @@
 -- A row that was claimed ahead may not have begun: its crash is not counted. It is not claimed ahead again until it has
 -- an outcome (claimable_rows.sql), so the next one is. A row that crashed twice in a row runs apart
 -- (gate_of_crashed_row.sql). Every worker runs this; there is no leader. A row that is taken back keeps its eligible_at and
--- so its place: within a partition key it stays the head. The end of a row is recorded in its history if it has one: the
--- transition of its last outcome shows that, or, for a row without an outcome, `without_history`.
+-- so its place: within a partition key it stays the head. A crash is recorded in the history of the row if it
+-- keeps one: its last outcome shows that (keeps_history.sql), or, for a row without an outcome, `without_history`. The end of a
+-- row is an outcome, with the next seq; any other crash has the number of claims that it raises, so that it cannot collide
+-- with an outcome of a later claim (tests/interleavings: reap_late_outcome).
 -- Index: instances_lease; primary keys.
 -- Locks: the rows in id order, then the parents of rows that end, both with SKIP LOCKED, then gates. Parents come after
 -- their children here and before them in flush and signal, so waiting for one would deadlock (tests/interleavings:
@@ -83,19 +85,25 @@ begin
     end if;
   end if;
 
-  if ending is not null then
-    insert into @schema.transitions (instance_id, seq, step, outcome, attempt, started_at, duration, worker, error, error_type)
-    select
-      i.id, i.seq + 1, i.step, case when i.cancel_reason is null then 'Crashed' else 'Cancel' end, i.attempt,
-      i.updated_at, extract(epoch from now() - i.updated_at), i.locked_by,
-      coalesce(i.cancel_reason, @schema.crash_loop_error(i.step, i.crashes + 1)),
-      case when i.cancel_reason is null then 'CrashLoop' end
-    from @schema.instances i
-    where i.id = any (ending) and case
-      when i.seq = 0 then i.fsm <> all (without_history)
-      else exists (select from @schema.transitions t where t.instance_id = i.id and t.seq = i.seq)
-    end;
-  end if;
+  insert into @schema.transitions (
+    instance_id, seq, n, step, outcome, next_step, attempt, started_at, duration, waited, cause, worker, error, error_type
+  )
+  select
+    i.id, case when claim.is_end then i.seq + 1 else i.seq end, case when claim.is_end then 0 else i.claims + 1 end, i.step,
+    case when i.cancel_reason is null then 'Crashed' else 'Cancel' end, case when not claim.is_end then i.step end, i.attempt,
+    i.updated_at, extract(epoch from now() - i.updated_at), greatest(extract(epoch from i.updated_at - i.eligible_at), 0),
+    @schema.cause_of_claim(
+      i.claims, i.seq, i.timed_out_claim, i.crashes, i.attempt, i.last_error, i.joined, i.awaits
+    ),
+    i.locked_by,
+    coalesce(i.cancel_reason, case when claim.is_end then @schema.crash_loop_error(i.step, i.crashes + 1) end),
+    case when i.cancel_reason is null and claim.is_end then 'CrashLoop' end
+  from @schema.instances i
+  cross join lateral (select coalesce(i.id = any (ending), false) as is_end) as claim
+  where i.id = any (expired) and (claim.is_end or not i.claimed_ahead) and case
+    when i.seq = 0 then i.fsm <> all (without_history)
+    else @schema.keeps_history(i.id, i.seq)
+  end;
 
   with taken_back as (
     update @schema.instances i set

@@ -1,51 +1,46 @@
--- record_transitions: write the history of a flush, in its transaction.
+-- record_transitions: write rows of the history for outcomes that a flush has packed, in its transaction.
 --
--- Parameters: the arrays of flush.sql; ran_steps, the step that ran (null keeps no history), how many seconds ago it
--- began and how long it took; in extras `attempt`, if it was not 0, `error_type` and `traceback` of an exception, and
--- `with_state`, to store the state after the outcome too; written, the ids that flush has written, null for all.
--- A statement of its own: with history off, a flush has nothing more to do. The arrays are unnested in the select list:
--- as a function in FROM, each would first be copied into a tuplestore.
--- Index: primary key, for states. Locks: none beyond those of flush.
+-- Parameters: the arrays of flush.sql; worker; recorded, the ids whose outcome has an error or a state to keep, and those
+-- whose packed history is full. The row of the latter holds the packed text.
+-- A statement of its own: most flushes have nothing to do here. The outcome is the first line of instances.history; a short
+-- line is recorded only if it ends a full text, and has in its seventh field how long ago the step began.
+-- Index: primary key. Locks: none beyond those of flush.
 create or replace function @schema.record_transitions(
-  ids bigint[], seqs bigint[], kinds text[], steps text[], errors text[], extras jsonb[], worker text, ran_steps text[],
-  started_ago float8[], durations float8[], written bigint[]
+  ids bigint[], errors text[], extras jsonb[], worker text, recorded bigint[]
 )
 returns void
-language plpgsql
+language sql
 set search_path = pg_catalog, pg_temp
 set jit = off
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
 as $$
-#variable_conflict use_column
-declare
-  clock constant float8 := extract(epoch from statement_timestamp());
-begin
-  if written is not null then
-    ran_steps := array(
-      select case when outcome.id = any (written) then outcome.ran_step end
-      from unnest(ids, ran_steps) as outcome (id, ran_step)
-    );
-  end if;
   insert into @schema.transitions (
-    instance_id, seq, step, outcome, next_step, attempt, started_at, duration, worker, error, error_type,
-    traceback, state
+    instance_id, seq, step, outcome, next_step, attempt, started_at, duration, waited, cause, worker, error, error_type,
+    traceback, state, earlier
   )
   select
-    outcome.id, outcome.seq + 1, outcome.ran_step,
-    case outcome.kind
-      when 'continue' then 'Next' when 'next' then 'Next' when 'retry' then 'Retry' when 'await' then 'Await'
-      when 'children' then 'ScheduleChildren' when 'done' then 'Done' when 'fail' then 'Fail' when 'cancel' then 'Cancel'
+    made.id, made.seq, made.fields[5],
+    case made.fields[4]
+      when 'N' then 'Next' when 'R' then 'Retry' when 'A' then 'Await' when 'S' then 'ScheduleChildren'
+      when 'D' then 'Done' when 'F' then 'Fail' when 'C' then 'Cancel'
     end,
-    coalesce(outcome.step, case when outcome.kind not in ('done', 'fail', 'cancel') then outcome.ran_step end),
-    coalesce((outcome.extra ->> 'attempt')::bigint, 0), to_timestamp(clock - outcome.ago),
-    outcome.duration, worker, outcome.error, outcome.extra ->> 'error_type', outcome.extra ->> 'traceback',
-    case when outcome.extra ? 'with_state' then (select i.state from @schema.instances i where i.id = outcome.id) end
+    nullif(made.fields[6], ''), coalesce(made.fields[9]::bigint, 0),
+    statement_timestamp() - make_interval(secs => made.ago / 1000000::float8), made.fields[3]::bigint / 1000000::float8,
+    greatest(coalesce(nullif(made.fields[8], '')::bigint - made.ago, 0), 0) / 1000000::float8, coalesce(made.fields[10], 'next'), worker,
+    made.error, made.extra ->> 'error_type', made.extra ->> 'traceback',
+    case when made.extra ? 'with_state' then made.state end,
+    case when starts_with(made.history, '!') then substr(made.history, 2) end
   from (
-    select unnest(ids) as id, unnest(seqs) as seq, unnest(kinds) as kind, unnest(steps) as step,
-      unnest(errors) as error, unnest(extras) as extra, unnest(ran_steps) as ran_step,
-      unnest(started_ago) as ago, unnest(durations) as duration
-  ) as outcome
-  where outcome.ran_step is not null;
-end
+    select i.id, i.seq, i.state, i.history, outcome.error, outcome.extra, line.fields,
+      case when starts_with(line.fields[1], '*') then line.fields[7] else line.fields[2] end::bigint as ago
+    from unnest(ids, errors, extras) as outcome (id, error, extra)
+    join @schema.instances i on i.id = outcome.id
+    cross join lateral (
+      select string_to_array(split_part(ltrim(i.history, '!'), chr(10), 1), chr(9)) as fields offset 0
+    ) as line
+    where outcome.id = any (recorded)
+  ) as made
 $$;

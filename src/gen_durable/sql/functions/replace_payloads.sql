@@ -40,7 +40,8 @@ begin
   same_row := case source
     when 'instances' then 'stored.id = (given.key ->> 0)::bigint'
     when 'signals' then 'stored.id = (given.key ->> 0)::bigint'
-    when 'transitions' then 'stored.instance_id = (given.key ->> 0)::bigint and stored.seq = (given.key ->> 1)::bigint'
+    when 'transitions' then 'stored.instance_id = (given.key ->> 0)::bigint '
+      'and stored.seq = (given.key ->> 1)::bigint and stored.n = (given.key ->> 2)::bigint'
     when 'checkpoints' then 'stored.instance_id = (given.key ->> 0)::bigint'
     when 'activities' then 'stored.instance_id = (given.key ->> 0)::bigint '
       'and stored.visit = (given.key ->> 1)::bigint and stored.n = (given.key ->> 2)::int'

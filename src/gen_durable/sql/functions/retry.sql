@@ -9,6 +9,7 @@
 -- The error stays until the next progress. A key that was released is not taken again (ADR 2). A parent that still
 -- waits for this round waits for the instance again. Children of its last round are passed to the step, as after a
 -- join. The step is in the same visit: finished activities, the checkpoint and the idempotency key stay valid.
+-- If the instance keeps a history (keeps_history.sql), the retry is in it, under the new number of claims.
 -- Index: primary key, instances_unique, instances_key, signals_inbox. Locks: the parent and the row, in id order, as in
 -- flush (tests/interleavings: retry_retry). A signal cannot come in between: an ended row receives none.
 create or replace function @schema.retry(instance bigint, key bytea default null, notify boolean default true)
@@ -61,6 +62,9 @@ begin
     finished_at = null,
     updated_at = now()
   where i.id = target;
+  insert into @schema.transitions (instance_id, seq, n, step, outcome, next_step, attempt, started_at, duration, cause)
+  select i.id, i.seq, i.claims, i.step, 'Retried', i.step, 0, now(), 0, 'operator'
+  from @schema.instances i where i.id = target and @schema.keeps_history(i.id, i.seq);
   update @schema.instances parent set children_pending = parent.children_pending + 1, updated_at = now()
   where parent.id = old.parent_id and parent.round = old.parent_round and parent.status = 'awaiting_children';
   if notify then

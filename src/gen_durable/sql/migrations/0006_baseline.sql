@@ -96,7 +96,8 @@ create table @schema.instances (
   unique_guard      bytea generated always as (
     case when unique_key is not null and status = any (unique_scope) then unique_key end
   ) stored,
-  metadata          jsonb
+  metadata          jsonb,
+  history           text  -- the last column: older lines cost no WAL then (append_to_history.sql)
 )
 with (
   fillfactor = 60,                          -- space for the updates of a chain on the row's own page (HOT)
@@ -106,6 +107,8 @@ with (
   autovacuum_analyze_scale_factor = 0.05,
   autovacuum_vacuum_cost_delay = 0
 );
+-- Other columns are moved out of a large row before this one: every outcome reads it.
+alter table @schema.instances alter column history set storage main;
 comment on table @schema.instances is 'One row per instance of a machine or job.';
 comment on column @schema.instances.parent_id is 'The instance that started this one.';
 comment on column @schema.instances.eligible_at is 'From when on a runnable row may be picked.';
@@ -166,6 +169,8 @@ comment on column @schema.instances.inserted_by is
 comment on column @schema.instances.unique_scope is 'The statuses in which the row holds its unique key.';
 comment on column @schema.instances.metadata is
   'A JSON object of the user, to find instances by; the engine does not read it. Indexed by migrate --metadata-index.';
+comment on column @schema.instances.history is
+  'Its newest outcomes, packed (append_to_history.sql); history_of reads them. Null if none was recorded.';
 
 -- pick: the due rows of one queue and priority, in order. Rows that cannot run are not in it.
 create index instances_pick on @schema.instances (queue, priority, due_at, id) where due_at is not null;
@@ -299,28 +304,42 @@ create index step_slots_key on @schema.step_slots (slot_key, id);
 -- reap: the slots of claims whose lease has expired.
 create index step_slots_instance on @schema.step_slots (instance_id);
 
--- No foreign key and no second index: record_transitions writes here at every step. delete_journal_trg deletes the rows
--- with their instance.
+-- Most outcomes are in instances.history only, which costs neither a row nor an index entry (ADR 31). delete_journal_trg
+-- deletes the rows with their instance.
+--
+-- n tells apart the rows of one seq: 0 for an outcome; for what happened after that outcome without one of its own (a
+-- cancel while it waited, a retry, a crash) the value of claims, which each of them raises under the lock of the row.
 create table @schema.transitions (
   instance_id  bigint not null,
   started_at   timestamptz not null,
   duration     float8 not null,
   seq          bigint not null,
   attempt      bigint not null,
+  n            bigint not null default 0,
+  waited       float8 not null default 0,
   step         text not null,
   outcome      text not null,
+  cause        text not null default 'next',
   next_step    text,
   worker       text,
   error        text,
   error_type   text,
   traceback    text,
   state        jsonb,
-  primary key (instance_id, seq)
+  earlier      text,
+  primary key (instance_id, seq, n)
 )
 with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000,
   autovacuum_vacuum_insert_scale_factor = 0.1, autovacuum_vacuum_cost_delay = 0);
-comment on table @schema.transitions is 'The history: one row per committed outcome.';
+comment on table @schema.transitions is 'The part of the history that is not in instances.history: outcomes with an error or a state, older ones, and what '
+  'happened without an outcome. history_of returns all of it.';
 comment on column @schema.transitions.duration is 'Seconds.';
+comment on column @schema.transitions.n is '0 for an outcome; else the value of claims after the cancel, retry or crash.';
+comment on column @schema.transitions.waited is 'Seconds between becoming due and being started.';
+comment on column @schema.transitions.cause is
+  'What made the execution run: start, next, signal, deadline, children, retry, crash or operator; of a cancel, operator '
+  'or parent.';
+comment on column @schema.transitions.earlier is 'Outcomes before this one, packed as in instances.history.';
 comment on column @schema.transitions.outcome is 'The name of the outcome in code: Next, Retry, Await and so on.';
 comment on column @schema.transitions.next_step is 'Null if the instance ended.';
 comment on column @schema.transitions.state is 'The state after the outcome, for machines with history="states".';

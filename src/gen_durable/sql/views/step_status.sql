@@ -1,6 +1,6 @@
 -- step_status: the status of each step that an instance has visited.
 --
--- Derived from the row, its history and its progress: nothing is written for it. A visit begins after an outcome that
+-- Derived from the row, its history (as in transitions_of.sql) and its progress: nothing is written for it. A visit begins after an outcome that
 -- leads on (flush.sql): any but Retry, an Await of the same step and the ends. The row's own visit is always shown, also
 -- without a history; of a trimmed history the first visit may be incomplete. A progress report has no visit: it belongs
 -- to the last visit of its step, unless it is older.
@@ -39,6 +39,22 @@ select
   case when visited.visit < i.visit then visited.error else i.last_error end as error
 from @schema.instances i
 cross join lateral (
+  with recorded as materialized (
+    select * from @schema.transitions transition where transition.instance_id = i.id and transition.n = 0
+  ),
+  outcomes as materialized (
+    select
+      recorded.seq, recorded.step, recorded.outcome, recorded.next_step, recorded.attempt, recorded.started_at,
+      recorded.duration, recorded.worker, recorded.error
+    from recorded
+    union all
+    select
+      packed.seq, packed.step, packed.outcome, packed.next_step, packed.attempt, packed.started_at, packed.duration,
+      packed.worker, null
+    from @schema.packed_outcomes packed
+    where packed.instance_id = i.id and not packed.is_copied
+      and not exists (select from recorded where recorded.seq = packed.seq)
+  )
   select
     entry.visit, last_entry.step, entry.attempts, entry.started_at, last_entry.finished_at, last_entry.worker,
     last_entry.outcome, last_entry.next_step, last_entry.error,
@@ -58,7 +74,7 @@ cross join lateral (
           ) over (order by recorded.seq rows between unbounded preceding and 1 preceding),
           least(min(recorded.seq) over () - 1, i.visit)
         ) as visit
-      from @schema.transitions recorded where recorded.instance_id = i.id
+      from outcomes recorded
       union all
       select null, null, null, i.visit
     ) as transition
@@ -68,7 +84,7 @@ cross join lateral (
     select
       recorded.step, recorded.started_at + make_interval(secs => recorded.duration) as finished_at, recorded.worker,
       recorded.outcome, recorded.next_step, recorded.error
-    from @schema.transitions recorded where recorded.instance_id = i.id and recorded.seq = entry.last_seq
+    from outcomes recorded where recorded.seq = entry.last_seq
     union all
     select i.step, null, null, null, null, null where entry.last_seq is null
   ) as last_entry
