@@ -41,8 +41,8 @@ async def test_cancel_of_a_waiting_row_beside_a_signal(exploring: Exploring, cal
 
 async def test_cancel_beside_the_flush_that_parks(exploring: Exploring, calls: StatementBuilder) -> None:
     """A cancel meets the outcome that parks the row: it ends the parked row, which is told, or leaves a request."""
-    commit = park(1, "go", seq=1)
-    commit.ran_step = "s"
+    commit = park(1, "go")
+    commit.seq, commit.ran_step = 1, "s"
     async with exploring() as explorer:
         report = await explorer.explore(
             executing(1, seq=1) + RAN,

@@ -21,10 +21,11 @@ CLEAR: dict[str, set[str]] = {
     "instances": {
         *("fsm", "step", "status", "queue", "partition_key", "metadata", "awaits", "locked_by", "blocked_on"),
         *("slot_key", "rate_key", "group_key", "error_type", "cancel_requested", "cancel_reason", "unique_scope"),
+        *("history",),  # names of steps, and the worker
         *("last_error",),  # messages of the engine itself
     },
     "signals": {"name", "dedup_key", "rejection", "rejected_by"},
-    "transitions": {"step", "outcome", "next_step", "worker", "error_type"},
+    "transitions": {"step", "outcome", "next_step", "worker", "error_type", "cause", "earlier"},
     "activities": {"step", "name"},
     "checkpoints": set(),
     "progress": {"step", "branch"},

@@ -59,7 +59,8 @@ insert into @.signals (id, target_id, name, payload, dedup_key, consumed, reject
   ({base} + 3, {base} + 2, 'go', null, 'ended-{base}', true, null);
 insert into @.cascades (parent_id, first_round, last_round, origin, reason)
   values ({base} + 5, 0, 1, {base} + 5, 'PLAIN-CANARY');
-insert into @.transitions values
+insert into @.transitions (instance_id, started_at, duration, seq, attempt, step, outcome, next_step, worker, error,
+  error_type, traceback, state) values
   ({base} + 1, now(), 1, 1, 0, 's', 'Next', 's', 'w', 'PAYLOAD-CANARY', 'E', 'PAYLOAD-CANARY', '{secret}');
 insert into @.activities values
   ({base} + 1, now(), 1, 0, 1, 0, 's', 'PLAIN-CANARY', '{secret}', '{secret}', 'PAYLOAD-CANARY');

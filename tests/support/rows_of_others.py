@@ -10,7 +10,8 @@ from tools.hostile.rows_of_others import OWNED, SHARED, digest_sql, login_sql
 _ROWS = """
 insert into @.signals (target_id, name, payload, dedup_key) select id, 'other', '"x"', 'once' from {mine};
 update {mine} set has_signals = true, has_journal = true where id in (select target_id from @.signals);
-insert into @.transitions select id, now(), 1, 0, 0, 's', 'Next', 's', 'w', 'e', 'E', 't', '"x"' from {mine};
+insert into @.transitions (instance_id, started_at, duration, seq, attempt, step, outcome, next_step, worker, error,
+  error_type, traceback, state) select id, now(), 1, 0, 0, 's', 'Next', 's', 'w', 'e', 'E', 't', '"x"' from {mine};
 insert into @.activities select id, now(), 1, 0, 1, 0, 's', 'a', '{{}}', '"x"' from {mine};
 insert into @.checkpoints select id, now(), 0, 1, 1, '"x"' from {mine};
 insert into @.progress select id, now(), 0.5, 's', '', 'm', '"x"' from {mine};

@@ -25,7 +25,7 @@ from gen_durable.cli.traceback_printer import print_traceback
 from gen_durable.client import Durable
 from gen_durable.journal import Transition
 
-WIDE: Final = 100  # narrower terminals show errors rather than the names of workers
+WIDE: Final = 100  # narrower terminals show errors rather than waits, causes and the names of workers
 
 
 @exit_on_expected_errors
@@ -57,7 +57,7 @@ def history(
         print_json([transition_json_fields(t, state=state, traceback=tracebacks) for t in transitions])
     elif transitions:
         console = new_result_console()
-        console.print(_transitions_table(transitions, workers=console.width >= WIDE))
+        console.print(_transitions_table(transitions, is_wide=console.width >= WIDE))
         for t in transitions if tracebacks else ():
             print_traceback(console, f"{t.seq} {t.step}, {t.error_type}", t.traceback)
     else:
@@ -69,19 +69,17 @@ async def _read_transitions(app: Durable, which: int | str, last: int | None) ->
     return await app.history(instance.id, last=last)
 
 
-def _transitions_table(transitions: list[Transition], *, workers: bool) -> Table:
+def _transitions_table(transitions: list[Transition], *, is_wide: bool) -> Table:
     return make_one_line_per_row_table(
-        ("seq", "step", "outcome", "cause", "waited", "started", "took", *(("worker",) if workers else ()), "error"),
+        ("seq", "step", "outcome", "started", "took", *(("waited", "cause", "worker") if is_wide else ()), "error"),
         (
             (
                 str(t.seq),
                 t.step + (f", attempt {t.attempt}" if t.attempt else ""),
                 t.outcome + (f" -> {t.next_step}" if t.next_step is not None else ""),
-                t.cause,
-                format_duration(t.waited),
                 f"{t.started_at.astimezone():%Y-%m-%d %H:%M:%S}",
                 format_duration(t.duration),
-                *((t.worker or "",) if workers else ()),
+                *((format_duration(t.waited), t.cause, t.worker or "") if is_wide else ()),
                 text_or_encrypted_hint(t.error),
             )
             for t in transitions
