@@ -51,7 +51,7 @@ PAYLOADS = {
     "step_status": {"message", "detail", "error"},
 }
 
-VIEWS = {"step_status"}  # not updatable, whatever the rights
+VIEWS = {"packed_outcomes", "step_status"}  # not updatable, whatever the rights
 
 
 @pytest.fixture
