@@ -30,6 +30,9 @@ class Endpoint:
         self.calls.put_nowait(f"wake {queue}")
         return self._free
 
+    def start_hand_off(self, rows_by_queue: object, add_pick: object) -> None:
+        return None
+
     def wake_by_message(self, queue: str) -> None:
         self.wake_and_get_capacity(queue)
 

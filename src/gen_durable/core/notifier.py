@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
-from typing import Final, Protocol, assert_never
+from collections.abc import Iterable, Mapping
+from typing import Final, Protocol, TypeVar, assert_never
 
 from gen_durable.core.cancel_cascader import CancelCascader
+from gen_durable.core.hand_off import AddPick, HandOffTarget
 from gen_durable.core.listener import Listener
 from gen_durable.core.notification_messages import (
     CancelChildren,
@@ -28,13 +29,14 @@ from gen_durable.pg.pool import Pool
 from gen_durable.store.statements import StatementBuilder
 from gen_durable.store.types import FollowUps
 
+T = TypeVar("T")
 log = get_escaping_logger("gen_durable.notifier")
 FULL_PICK_INTERVAL: Final = 0.5
 MISSED_INTERVAL: Final = 0.1
 CLOSE_TIMEOUT: Final = 1.0
 
 
-class LocalWorker(Protocol):
+class LocalWorker(HandOffTarget, Protocol):
     """A worker of this process, as the notifier sees it."""
 
     @property
@@ -103,6 +105,20 @@ class Notifier:
     def remove_worker(self, worker: LocalWorker) -> None:
         """Stop waking a worker."""
         self._workers.pop(worker.name, None)
+
+    @property
+    def has_workers(self) -> bool:
+        """Whether a worker of this process is running."""
+        return bool(self._workers)
+
+    def start_hand_off(
+        self, rows_by_queue: Mapping[str, int], add_pick: AddPick[T]
+    ) -> asyncio.Task[tuple[T, frozenset[int]]] | None:
+        """Start a hand-off to the first worker that can take all of the rows; None if there is none."""
+        for worker in self._workers.values():
+            if (task := worker.start_hand_off(rows_by_queue, add_pick)) is not None:
+                return task
+        return None
 
     def wake(self, queue: str, count: int = 1) -> None:
         """`count` rows became runnable: wake the workers here, and notify others if these cannot take all of them."""

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from gen_durable.core.caller_transaction_watcher import CallerTransactionWatcher
 from gen_durable.core.completion_watcher import CompletionWatcher
+from gen_durable.core.hand_off import HandOffTarget
 from gen_durable.core.insert_runner import InsertRunner
 from gen_durable.core.notifier import Notifier
 from gen_durable.core.signal_runner import SignalRunner
@@ -179,8 +180,16 @@ class Services:
         return watcher, self._completions, self._notifier, self._database.pool
 
     def _make_runners(self) -> None:
-        self.insert_runner = InsertRunner(self.statements, self.statement_runner, self.encryption)
+        self.insert_runner = InsertRunner(
+            self.statements, self.statement_runner, self.encryption, self._find_hand_off_target
+        )
         self.signal_runner = SignalRunner(self.statements, self.statement_runner)
+
+    def _find_hand_off_target(self) -> HandOffTarget | None:
+        """None without a worker, and if clients use a pool of the user: its login may differ from the worker's."""
+        if not self.is_open or not self._notifier.has_workers:
+            return None
+        return self._notifier if self._database.client_pool is self._database.pool else None
 
     def _get_pool(self) -> Pool:
         self.check_open()

@@ -11,11 +11,12 @@ import asyncio
 import operator
 import time
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
 from gen_durable.core.background_task import BackgroundTask
+from gen_durable.core.hand_off import AddPick
 from gen_durable.core.notifier import Notifier
 from gen_durable.engine.claim_table import ClaimTable
 from gen_durable.engine.committer import Committer
@@ -31,10 +32,12 @@ from gen_durable.store.types import PickResult
 from gen_durable.telemetry import Events, QueueLoadMeasured, RowsPicked, RowsUnblocked
 from gen_durable.worker_options import WorkerOptions
 
+T = TypeVar("T")
 log = get_escaping_logger("gen_durable.worker")
 STOP_SECONDS: Final = 5.0
 MAX_UNCOMMITTED: Final = 2000
 UNCOMMITTED_PAUSE: Final = 0.005
+MAX_HAND_OFF: Final = 50  # rows of one queue: their claims come with the answer that a client waits for
 
 
 class FairQueueCursors:
@@ -95,6 +98,8 @@ class Picker(BackgroundTask):
         self._scan_positions = PickScanPositions()
         self._cursors = FairQueueCursors(options.group_kind_by_queue)
         self._pick_task: asyncio.Task[PickResult] | None = None
+        self._hand_off_task: asyncio.Task[object] | None = None
+        self._may_pick = False  # the last pick succeeded, so the login has the right to pick
         self._budget = WakeupBudget(time.monotonic())
 
     def wake_and_get_capacity(self, queue: str) -> int:
@@ -132,6 +137,9 @@ class Picker(BackgroundTask):
     async def stop(self) -> None:
         """Stop picking. Waits for a pick under way: the claims it returns must reach the table."""
         await super().stop()
+        hand_off, self._hand_off_task = self._hand_off_task, None
+        if hand_off is not None:
+            await asyncio.wait([hand_off], timeout=STOP_SECONDS)
         pick, self._pick_task = self._pick_task, None
         if pick is not None:
             await asyncio.wait([pick], timeout=STOP_SECONDS)
@@ -237,8 +245,15 @@ class Picker(BackgroundTask):
     async def _pick_and_start_claims(self, demands: dict[str, int]) -> PickResult:
         started = time.monotonic()
         scan_positions = self._scan_positions.to_pick_argument(demands)
+        self._may_pick = False
         picked = await self._connection.run(self._make_pick_statement(demands, scan_positions))
+        self._may_pick = True
         self._scan_positions.update_from_pick(picked, scan_positions, time.monotonic() - started)
+        self._start_claims_and_plan_next_pick(demands, picked, started)
+        self._adapt_poll_interval(has_claims=bool(picked.claims))
+        return picked
+
+    def _start_claims_and_plan_next_pick(self, demands: dict[str, int], picked: PickResult, started: float) -> None:
         self._cursors.update_from_pick(picked)
         if picked.claims:
             self._claims.add_and_start(picked.claims, started)
@@ -248,7 +263,56 @@ class Picker(BackgroundTask):
             self._emit_pick_events(demands, picked)
         if picked.woken_queues:
             self._notifier.wake_queues(picked.woken_queues)
-        return picked
+
+    def start_hand_off(
+        self, rows_by_queue: Mapping[str, int], add_pick: AddPick[T]
+    ) -> asyncio.Task[tuple[T, frozenset[int]]] | None:
+        """Claim rows with the statement that makes them runnable: `HandOffTarget` in core/hand_off.py.
+
+        The pick demands all free slots: what it leaves unmet tells that nothing more is due. They are reserved until
+        the answer is here, and the picker leaves these queues alone, so two picks never use one turn of a fair queue.
+        """
+        under_way = (self._pick_task, self._hand_off_task)
+        if (
+            self._stopping
+            or self._slots.stopping
+            or not self._may_pick
+            or any(task is not None and not task.done() for task in under_way)
+            or self._committer.unanswered_in_batches > MAX_UNCOMMITTED
+        ):
+            return None
+        now = time.monotonic()
+        demands: dict[str, int] = {}
+        for name, count in rows_by_queue.items():
+            slots = self._slots.queues.get(name)
+            if slots is None or slots.has_work or slots.needs_slot or slots.buffer or slots.due_at <= now:
+                return None
+            demands[name] = min(slots.free_count, MAX_HAND_OFF)
+            if demands[name] < count or not slots.count_rows_to_pick(self._min_demand):
+                return None
+        for name, demand in demands.items():
+            self._slots.queues[name].reserved = demand
+        task = asyncio.get_running_loop().create_task(self._hand_off(demands, add_pick), name="gen_durable hand-off")
+        task.add_done_callback(lambda done: self._free_reserved_slots(demands, done))
+        self._hand_off_task = task
+        return task
+
+    async def _hand_off(self, demands: dict[str, int], add_pick: AddPick[T]) -> tuple[T, frozenset[int]]:
+        started = time.monotonic()
+        pick = self._make_pick_statement(demands, self._scan_positions.to_pick_argument(demands))
+        answer = await self._connection.run(add_pick(pick))
+        for name in demands:
+            self._slots.queues[name].reserved = 0
+        self._start_claims_and_plan_next_pick(demands, answer.picked, started)
+        return answer.result, frozenset(claim.id for claim in answer.picked.claims)
+
+    def _free_reserved_slots(self, demands: dict[str, int], task: asyncio.Task[tuple[T, frozenset[int]]]) -> None:
+        """In a callback: also if other code has cancelled the task before it began."""
+        for name in demands:
+            self._slots.queues[name].reserved = 0
+        self._slots.changed.set()
+        if not task.cancelled():
+            task.exception()  # its caller may be gone
 
     def _plan_next_pick_and_notify_if_full(self, demands: dict[str, int], picked: PickResult) -> None:
         now = time.monotonic()
@@ -266,11 +330,13 @@ class Picker(BackgroundTask):
                 if moments:
                     # schedule_pick_or_wake_others may have set a nearer moment while the statement was under way.
                     slots.due_at = min(slots.due_at, now + max(min(moments), 0.0))
-        if picked.claims:
+
+    def _adapt_poll_interval(self, *, has_claims: bool) -> None:
+        if has_claims:
             self._poll_seconds = self._min_poll_seconds
         else:
             self._poll_seconds = min(self._poll_seconds * 2, self._max_poll_seconds)
-        self._picked_at = now
+        self._picked_at = time.monotonic()
 
     def _notify_of_missed_rows(self, expected: dict[str, int], picked: PickResult) -> None:
         """Rows that this worker was woken for and did not find may have steps that only other workers know."""

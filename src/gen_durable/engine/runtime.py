@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Final, TypeVar
 
 from gen_durable.core.background_task import BackgroundTask
 from gen_durable.core.claim_and_outcome_encryption import ClaimAndOutcomeEncryption
+from gen_durable.core.hand_off import AddPick
 from gen_durable.core.services import Services
 from gen_durable.engine.active_claim import ActiveClaim
 from gen_durable.engine.claim_part_loader import ClaimPartLoader
@@ -44,6 +45,7 @@ from gen_durable.step_registry import Registry
 from gen_durable.telemetry import QueueDrained
 from gen_durable.worker_options import WorkerOptions
 
+T = TypeVar("T")
 log = get_escaping_logger("gen_durable.worker")
 CANCEL_GRACE_SECONDS: Final = 1.0
 TRANSACTION_CONNECTIONS: Final = 10  # each is connected when a step first needs it
@@ -196,6 +198,12 @@ class Runtime:
     def wake_and_get_capacity(self, queue: str) -> int:
         """Pick from a queue. Returns how many more rows this worker could take."""
         return self.picker.wake_and_get_capacity(queue)
+
+    def start_hand_off(
+        self, rows_by_queue: Mapping[str, int], add_pick: AddPick[T]
+    ) -> asyncio.Task[tuple[T, frozenset[int]]] | None:
+        """Claim rows with the statement that makes them runnable, if slots are free for all of them."""
+        return self.picker.start_hand_off(rows_by_queue, add_pick)
 
     def wake_by_message(self, queue: str) -> None:
         """Pick from a queue because of a message, within the budget for messages."""

@@ -57,6 +57,7 @@ class QueueSlots:
         "pace",
         "prefetch",
         "release_timer",
+        "reserved",
         "returning",
         "running",
     )
@@ -66,6 +67,7 @@ class QueueSlots:
         self.running = 0
         self.lent = 0  # slots of claims that wait for a commit and continue after it
         self.returning: deque[asyncio.Future[None]] = deque()  # claims that wait to get their slot back
+        self.reserved = 0  # free slots for the rows of a hand-off under way; meanwhile nothing else is picked
         self.buffer: deque[ActiveClaim] = deque()
         self.has_work = True  # something said so: a wake-up, or a full pick
         self.needs_slot = False  # due rows wait that may be claimed only for a free slot
@@ -79,12 +81,12 @@ class QueueSlots:
     @property
     def remaining_capacity(self) -> int:
         """How many more rows the queue can take, its buffer included."""
-        return self.concurrency + self.prefetch - self.running - self.lent - len(self.buffer)
+        return self.concurrency + self.prefetch - self.running - self.lent - self.reserved - len(self.buffer)
 
     @property
     def free_count(self) -> int:
         """How many claims would start at once. A lent slot is not free: its claim continues in it."""
-        return max(self.concurrency - self.running - self.lent - len(self.buffer), 0)
+        return max(self.concurrency - self.running - self.lent - self.reserved - len(self.buffer), 0)
 
     @property
     def has_adaptive_prefetch(self) -> bool:
@@ -98,6 +100,8 @@ class QueueSlots:
 
     def count_rows_to_pick(self, least: int) -> int:
         """How many rows to pick now; 0 while a pick is not worth a statement."""
+        if self.reserved:
+            return 0
         capacity = self.remaining_capacity
         has_idle_slot = not self.buffer and self.running < self.concurrency
         worthwhile = least if has_idle_slot else max(least, self.prefetch // 2)

@@ -15,14 +15,17 @@ from gen_durable.validation import MAX_BATCH
 
 
 async def insert(services: Services, starts: Sequence[Start[Any]], on_conflict: OnConflict) -> list[int | None]:
-    """Insert instances, and wake their queues. Returns the ids in the order of `starts`; None for a skipped one."""
+    """Insert instances, and wake the queues of those that no worker has claimed yet.
+
+    Returns the ids in the order of `starts`; None for a skipped one.
+    """
     check_starts(starts, on_conflict)
     if not starts:
         return []
     rows = await services.insert_runner.insert(starts, on_conflict)
     new: dict[str, int] = {}
     for start, row in zip(starts, rows, strict=True):
-        if row.new:
+        if row.new and not row.is_claimed:
             new[start.queue] = new.get(start.queue, 0) + 1
     for queue, count in new.items():
         services.notifier.wake(queue, count)

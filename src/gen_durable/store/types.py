@@ -227,6 +227,7 @@ class InsertResult(NamedTuple):
     id: int | None
     new: bool
     blocked_on: str | None = None
+    is_claimed: bool = False  # a worker of this process has claimed it in the same transaction
 
 
 @dataclass(frozen=True, slots=True)
