@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import accumulate
 from typing import Any, Final, Literal, TypeAlias
 
@@ -10,8 +11,10 @@ from gen_durable.core.call_grouper import CallGrouper
 from gen_durable.core.start_and_signal_encryption import encrypt_insert_statement
 from gen_durable.core.statement_runner import StatementRunner
 from gen_durable.encryption import PayloadEncryption
+from gen_durable.errors import DatabaseUnavailable
 from gen_durable.pg.sqlstate_errors import IdTaken
 from gen_durable.starts import Start
+from gen_durable.store.blocking_insert import insert_blocking_busy, unblock_new_rows
 from gen_durable.store.start_encoder import EncodedStarts, encode_starts, join_encoded_starts
 from gen_durable.store.statements import Statement, StatementBuilder
 from gen_durable.store.types import InsertResult
@@ -48,16 +51,27 @@ class InsertRunner(CallGrouper[EncodedStarts, list[InsertResult]]):
         return await self._insert(encoded, on_conflict)
 
     async def run_together(self, calls: Sequence[EncodedStarts]) -> list[list[InsertResult]]:
-        results = await self._insert(calls[0] if len(calls) == 1 else join_encoded_starts(calls), "raise")
+        results = await self._insert_grouped(calls[0] if len(calls) == 1 else join_encoded_starts(calls))
         ends = accumulate(len(call.states) for call in calls)
         return [results[end - len(call.states) : end] for call, end in zip(calls, ends, strict=True)]
 
     async def run_alone(self, call: EncodedStarts) -> list[InsertResult]:
-        return await self._insert(call, "raise")
+        return await self._insert_grouped(call)
 
     def may_run_twice(self, call: EncodedStarts) -> bool:
         """Without keys it could insert twice."""
         return False
+
+    async def _insert_grouped(self, encoded: EncodedStarts) -> list[InsertResult]:
+        """Insert rows that come in one by one: those of a busy key or limit as blocked, so that no pick has to."""
+        if self._encryption is not None or not any(start.partition_key or start.limits for start in encoded.starts):
+            return await self._insert(encoded, "raise")
+        rows = await self._statement_runner.run(insert_blocking_busy(self._statements, encoded), "insert")
+        if any(row.blocked_on is not None for row in rows):
+            # The rows are committed, so the call does not fail with a lost connection; unblock_missed_rows looks later.
+            with suppress(DatabaseUnavailable):
+                await self._statement_runner.run(unblock_new_rows(self._statements, rows), "insert", may_run_twice=True)
+        return rows
 
     async def _insert(self, encoded: EncodedStarts, on_conflict: OnConflict) -> list[InsertResult]:
         statement = self._statements.insert_encoded(encoded, on_conflict)

@@ -63,7 +63,7 @@ declare
   ];
   -- Insert; signal, cancel and read the instances that the login itself has inserted.
   producer constant text[] := array[
-    'insert', 'allocate_ids', 'id_of_key', 'live_id_of_key', 'signal', 'signal_or_start', 'debounce', 'cancel',
+    'insert', 'unblock_new_rows', 'allocate_ids', 'id_of_key', 'live_id_of_key', 'signal', 'signal_or_start', 'debounce', 'cancel',
     'cancel_listed_descendants',
     'ends_of', 'get', 'progress_of', 'notify_workers'
   ];

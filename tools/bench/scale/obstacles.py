@@ -32,8 +32,11 @@ insert into @.instances (fsm, step, state, status, partition_key, claims, locked
 values ('noop', 'run', '1', 'executing', 'hot', 1, 'another', now() + interval '1 day')
 """
 _ONE_BY_ONE: Final = """
-insert into @.instances (fsm, step, state, partition_key, eligible_at)
-select 'noop', 'run', '1', 'hot', now() - interval '1 hour' from generate_series(1, {rows})
+select count(*) from generate_series(1, {rows}) as number
+cross join lateral @.insert(
+  array['noop'], array[1], array['run'], array[to_jsonb(number)], array['default'], '{{}}', array['hot'],
+  '{{}}', '{{}}', '{{}}', '{{}}', notify => false, blocks_busy => true
+) as inserted
 """
 
 _ALL_THROTTLED: Final = """
@@ -89,7 +92,7 @@ async def measure(server: Server, scale: float, rounds: int, bar: Bar) -> list[O
 
     obstacles: dict[str, tuple[Lay, str]] = {
         f"{hot:,} rows of a busy key": (hot_key, "inserted 10,000 at a time"),
-        f"{hot:,} rows of a busy key, one by one": (one_by_one, "they are blocked by the picks that meet them"),
+        f"{hot:,} rows of a busy key, one by one": (one_by_one, "one call each, as `Durable.insert` makes it"),
         f"{future:,} rows due next month, urgent": (next_month, "at a priority before that of the free jobs"),
         f"{slow:,} rows throttled at 1/s": (throttled, "inserted 5,000 at a time"),
         f"{slow:,} rows throttled at 1/s, one by one": (throttled_one_by_one, "blocked by the picks that meet them"),

@@ -9,6 +9,8 @@
 -- GD008 (use_up_allocated_ids.sql). Without them an id that exists, because the sequence was set back, is drawn again
 -- (draw_unused_ids.sql).
 -- notify: wake the workers with the commit, one message per queue; the clients pass false and send their own.
+-- blocks_busy: rows whose gate other rows hold are blocked too (gates_busy_for_new_rows.sql). The caller must call
+-- unblock_new_rows.sql after its commit, or such a row may stay blocked until unblock_missed_rows finds it.
 -- on_conflict: 'raise' (the whole call fails with GD001), 'skip' (the id is null) or 'existing' (the id of the holder).
 -- Returns one row per input row, in input order; blocked_on is the gate that a new row waits for
 -- (gates_blocking_new_rows.sql). Raises 42501 for what the grants of the login do not allow (require_granted.sql), GD007
@@ -35,7 +37,8 @@ create or replace function @schema.insert(
   keeps float8[] default '{}',
   signals jsonb[] default '{}',
   allocated_ids bigint[] default '{}',
-  notify boolean default true
+  notify boolean default true,
+  blocks_busy boolean default false
 )
 returns table (ord int, id bigint, inserted boolean, blocked_on text)
 language plpgsql
@@ -109,6 +112,11 @@ begin
     blocked := @schema.gates_blocking_new_rows(
       fsms, versions, steps, queues, priorities, partition_keys, slot_keys, rate_keys, delays, schedule_ats
     );
+    if blocks_busy then
+      blocked := @schema.gates_busy_for_new_rows(
+        blocked, queues, partition_keys, slot_keys, rate_keys, delays, schedule_ats
+      );
+    end if;
   end if;
 
   for try in 1..20 loop
@@ -194,7 +202,7 @@ begin
 end
 $$;
 
-comment on function @schema.insert(text[], int[], text[], jsonb[], text[], smallint[], text[], float8[], timestamptz[], bytea[], text[], text, jsonb[], text[], jsonb[], float8[], jsonb[], bigint[], boolean) is
+comment on function @schema.insert(text[], int[], text[], jsonb[], text[], smallint[], text[], float8[], timestamptz[], bytea[], text[], text, jsonb[], text[], jsonb[], float8[], jsonb[], bigint[], boolean, boolean) is
   'Inserts instances, one per array element. Returns the id of each, and whether it is new. on_conflict says what'
   ' happens if a unique key is taken: raise, skip or existing. Your commit wakes the workers; with notify => false they'
   ' find the instances when they poll, and your commit waits for no other.';
